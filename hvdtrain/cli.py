@@ -19,17 +19,17 @@ from hvdtrain.system.memory import importing
 # Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
 # that compute start with torch.
 COMMANDS = {
-    "compare": ("hvdtrain.compare.command:compare", "Train in several modes, and report which is faster."),
+    "compare": ("hvdtrain.comparing.command:compare", "Train in several modes, and report which is faster."),
     "train": ("hvdtrain.rank.command:train", "Train one job, or be one rank of it under a starter."),
     "launch": ("hvdtrain.launch.commands:launch", "Start workers and servers, here or on hosts."),
     "status": ("hvdtrain.launch.status:status", "Say how far a job is."),
     "stop": ("hvdtrain.launch.commands:stop", "End a launched job, which saves a snapshot."),
     "hosts": ("hvdtrain.launch.testbed:hosts", "Make hosts on this machine, with slow links."),
     "evaluate": ("hvdtrain.evaluate.command:evaluate", "Test the model that a run saved."),
-    "report": ("hvdtrain.compare.reporting:report", "Compare finished runs: tables, plots, a verdict."),
+    "report": ("hvdtrain.comparing.reporting:report", "Compare finished runs: tables, plots, a verdict."),
     "bench": ("hvdtrain.bench.command:bench", "Time all-reduce, push and pull by themselves."),
-    "explain": ("hvdtrain.explain.command:explain", "Say who was waited for, and where time went."),
-    "plan": ("hvdtrain.plan.command:plan", "Predict runs on clusters that are not here."),
+    "explain": ("hvdtrain.explaining.command:explain", "Say who was waited for, and where time went."),
+    "plan": ("hvdtrain.planning.command:plan", "Predict runs on clusters that are not here."),
     "replay": ("hvdtrain.checks.replay:replay", "Repeat a recorded ps- run to the same bits."),
     "verify": ("hvdtrain.checks.verify:verify", "Check that the modes compute the same weights."),
     "data": ("hvdtrain.data.commands:data", "Build, check and pack image folders."),
@@ -91,9 +91,9 @@ def main() -> NoReturn:
     """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; each thing wrong is one line on stderr."""
     sys.stdout, sys.stderr = shown(sys.stdout), shown(sys.stderr)
     try:
-        code = cli.main(prog_name="hvdtrain", standalone_mode=False) or 0
+        code = cli.main(prog_name="hvdtrain", standalone_mode=False)
         sys.stdout.flush()
-        sys.exit(code)
+        sys.exit(code if isinstance(code, int) else 0)  # a command may return what it found
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)

@@ -102,11 +102,10 @@ class Content:
         """report.md, which shows the plots from plots/: the answer, what it rests on, and a block to paste."""
         left_out = [*self.omitted, *notes]
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
-        answers = [part for of, answer in self.answered for part in self._answered(of, answer)]
         equal = words_table("", ["field", "value", "equal in", "why it has to be equal"], self.equal)
         parts = [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
-            *answers,
+            self.first_screen(),
             *map(page.plot, plots[:UNFOLDED]),
             "## What it costs",
             markdown(self.costs),
@@ -118,9 +117,13 @@ class Content:
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
-            "\n".join(["````markdown", "\n\n".join(answers), "````"]),
+            "\n".join(["````markdown", self.first_screen(), "````"]),
         ]
         return "\n\n".join(filter(None, parts)) + "\n"
+
+    def first_screen(self) -> str:
+        """Each answer with its table, as Markdown."""
+        return "\n\n".join(part for of, answer in self.answered for part in self._answered(of, answer))
 
     def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:
         """The answer of a comparison with its table."""

@@ -64,6 +64,13 @@ def plot(shown: Plot) -> str:
     return f"### {shown.title}\n\n{plain(shown.caption)}\n\n![{shown.title}](plots/{shown.name}.svg)"
 
 
+def rendered(page: str) -> str:
+    """Markdown as HTML, without what is around a page's body."""
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("commonmark").enable("table").render(page)
+
+
 def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: str) -> str:
     """report.html: one file that needs no other, and follows the reader's light or dark theme.
 
@@ -71,10 +78,9 @@ def html(page: str, plots: Sequence[Plot], colours: Mapping[str, str], title: st
         page: the same as Markdown.
         colours: of rows of tables, by their label.
     """
-    from markdown_it import MarkdownIt
     from markdown_it.common.utils import escapeHtml
 
-    body = MarkdownIt("commonmark").enable("table").render(page)
+    body = rendered(page)
     body = body.replace(' style="text-align:right"', ' class="number"').replace(' style="text-align:left"', "")
     body = re.sub(r'(<td class="number">[^<]*) \(([^()<]*)\)</td>', r"\1<small>\2</small></td>", body)
     for label, colour in colours.items():

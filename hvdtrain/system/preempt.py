@@ -8,6 +8,7 @@ run folder asks the first worker, and all workers do what one is asked.
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +71,10 @@ def immediate_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handled_by(handler: Callable[..., None], *signals: signal.Signals) -> Iterator[None]:
-    """In the block these signals have another handler; only the main thread may ask for it."""
+    """In the block these signals have another handler. Not in other threads than the main one, which have none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = [signal.signal(number, handler) for number in signals]
     try:
         yield

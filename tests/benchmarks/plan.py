@@ -20,9 +20,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hvdtrain.plan.calibration import load
-from hvdtrain.plan.check import compare, finished
-from hvdtrain.plan.units import BANDWIDTH
+from hvdtrain.planning.calibration import load
+from hvdtrain.planning.check import compare, finished
+from hvdtrain.planning.units import BANDWIDTH
 
 CALIBRATED_AT = "300mbit"
 CORES = 0.45  # of each host

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hvdtrain.compare.command import compare
+from hvdtrain.comparing.command import compare
 from hvdtrain.config.command_line import given_options
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.identity import identity

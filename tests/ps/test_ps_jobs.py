@@ -9,7 +9,7 @@ import signal
 import pytest
 from helpers.jobs import SMALL, adds_up, hvdtrain, ranks_of, run, slow_steps, started, steps, until
 
-from hvdtrain.explain.step_picture import read_slices
+from hvdtrain.explaining.step_picture import read_slices
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
 

@@ -24,7 +24,7 @@ from helpers.jobs import (
 )
 from safetensors.torch import load_file, save_file
 
-from hvdtrain.explain.step_picture import one_step, read_slices
+from hvdtrain.explaining.step_picture import one_step, read_slices
 from hvdtrain.plot_style import svg
 from hvdtrain.runs.read import load_run
 from hvdtrain.system.parent import is_alive

@@ -16,7 +16,7 @@ from helpers.report_runs import manifest, steps, summary, write, write_compariso
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.compare.reporting import report
+from hvdtrain.comparing.reporting import report
 from hvdtrain.console import Console
 from hvdtrain.errors import UsageError
 from hvdtrain.report import check_out, page, plots
@@ -315,10 +315,10 @@ def test_report_refuses_a_folder_that_holds_something_else(tmp_path, undrawn):
 def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
     root = write_comparison(tmp_path, repeats=[1])
     code = (
-        "import sys; from hvdtrain.compare.reporting import report\n"
+        "import sys; from hvdtrain.comparing.reporting import report\n"
         f"report.main([{str(root)!r}], standalone_mode=False)\n"
         "print({'torch', 'matplotlib', 'scipy.stats'} & set(sys.modules))\n"
-        "import hvdtrain.explain.pictures  # for pages: scipy.stats would be a tenth of their time\n"
+        "import hvdtrain.explaining.pictures  # for pages: scipy.stats would be a tenth of their time\n"
         "print({'torch', 'scipy.stats'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from helpers.page import Page
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write, write_report
 
-from hvdtrain.compare.reporting import report
+from hvdtrain.comparing.reporting import report
 from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
 from hvdtrain.report import plots, reference_tables, results

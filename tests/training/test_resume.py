@@ -24,7 +24,7 @@ from helpers.jobs import (
     until,
 )
 
-from hvdtrain.explain.step_picture import read_slices
+from hvdtrain.explaining.step_picture import read_slices
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_few_digits")]
 

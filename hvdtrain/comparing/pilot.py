@@ -1,0 +1,74 @@
+"""Which contenders are worth repeating, and which of them are trained to the end.
+
+The pilot is a short sprint of each, which does not count: choosing and judging use different runs.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
+
+from hvdtrain import modes
+from hvdtrain.comparing.forecast import Record
+from hvdtrain.comparing.grid import Planned, grouped
+from hvdtrain.runs.request import mathematics, mode_options
+
+PILOT_S = 1.5
+FAR_BEHIND = 0.7  # of the samples/s of the best of a family
+FIRST = (modes.RING, modes.SERVERS, modes.ONE_MACHINE)  # whose training stands for a mathematics
+HALF = 0.5  # of one machine's samples/s, below which nobody would train
+
+
+def needs_pilot(contenders: Sequence[Planned], record: Record) -> list[Planned]:
+    """Those of which it is open whether they are repeated, and which have not run."""
+    return [run for rivals in _rivals(contenders) if len(rivals) > 1 for run in rivals if not record.speed(run)]
+
+
+def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
+    """Write down which contenders are left out, a line each; what was decided before stays.
+
+    Of several wires a mode's fastest is taken; of a family, on so many workers, those that are not far behind its best.
+    """
+    lines = []
+    for rivals in _rivals([run for run in contenders if record.speed(run)]):
+        best = max(rivals, key=record.speed)
+        for run in rivals:
+            twins = [other for other in rivals if dataclasses.replace(other.config, wire=run.config.wire) == run.config]
+            twin = max(twins, key=record.speed)
+            known = record.contenders[run.contender]
+            ahead = twin if twin is not run else best if record.speed(run) < FAR_BEHIND * record.speed(best) else None
+            if "left_out" not in known:
+                rate = record.speed(run) / record.speed(ahead) if ahead else 1
+                known["left_out"] = f"{rate:.2f} times the samples/s of {ahead.contender} in the pilot" if ahead else ""
+            if known["left_out"]:
+                lines.append(f"left out: {run.contender}: {known['left_out']}")
+    return lines
+
+
+def taken(contenders: Sequence[Planned], record: Record) -> list[Planned]:
+    """Those that are not left out; of each family one at least."""
+    staying = [
+        [run for run in rivals if not record.left_out(run)] or [max(rivals, key=record.speed)]
+        for rivals in _rivals(contenders)
+    ]
+    return list(itertools.chain(*staying))
+
+
+def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[str]) -> list[Planned]:
+    """Of each mathematics one contender, trained as a whole, among those that reach half of one machine's speed.
+
+    Args:
+        kept: names of runs that are there: what is trained already stays the one that is.
+    """
+    chosen = []
+    for place in grouped(contenders, [run.where for run in contenders]).values():
+        alone = max((record.speed(run) for run in place if run.family == modes.ONE_MACHINE), default=0.0)
+        able = [dataclasses.replace(run, after_sprints=True) for run in place if record.speed(run) >= HALF * alone]
+        steps = [mathematics(run.config.mode, run.workers, mode_options(run.config)) for run in able]
+        for same in grouped(able, steps).values():
+            is_there = [run for run in same if run.name in kept]
+            chosen.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
+    return chosen
+
+
+def _rivals(contenders: Sequence[Planned]) -> list[list[Planned]]:
+    return list(grouped(contenders, [run.side for run in contenders]).values())

@@ -1,0 +1,195 @@
+"""`hvdtrain plan`: its commands."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hvdtrain.config.option_types import FileToWrite, Several
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.formatting import some_of, with_noun
+from hvdtrain.planning.calibration import Calibration, Quantity, load
+from hvdtrain.planning.scenario import MODES, Scenario, Slow
+from hvdtrain.planning.units import BANDWIDTH, LATENCY, Counts, Stragglers
+from hvdtrain.runs.request import check, train_options
+
+FOLDER = click.Path(path_type=Path)
+FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
+MEASURED = {"model", "width", "dataset", "image_size", "optimizer"}  # options that decide what a step costs
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def plan() -> None:
+    """The answer for a cluster you do not have yet.
+
+    \b
+    hvdtrain plan calibrate --model vgg16 --batch-size 16 --out cal.json
+    hvdtrain plan predict cal.json --workers 1-64 --servers 1,2,equal --bandwidth 1gbit,10gbit
+
+    A minute of measuring here; then a simulation of layers, links and processors says what a step would take
+    elsewhere, in which mode, with an interval.
+    """
+
+
+@plan.command()
+@train_options(*({field.name for field in fields(RunConfig)} - MEASURED))
+@click.option(
+    "--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True,
+    help="Samples of a step of each worker.",
+)  # fmt: skip
+@click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
+@click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
+@click.option("--out", type=NEW_FILE, required=True, help="File of the calibration, JSON with units in its names.")
+def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, out: Path, **measured: Any) -> None:
+    """Measure, for a minute at most, what a step and its messages cost here.
+
+    \b
+    hvdtrain plan calibrate --model vgg16 --width 0.5 --out cal.json
+    hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
+    """
+    from hvdtrain.planning import calibrate as measuring
+    from hvdtrain.planning.check import finished
+
+    finished_runs = [finished(run) for run in runs]
+    config = check(RunConfig(**measured))
+    made = measuring.calibrate(config, batch_size, partial(click.echo, err=True), finished_runs, bandwidth)
+    made.save(out)
+    alone = made.scenario(Scenario("single"))
+    click.echo(
+        f"{with_noun(len(made.layers), 'layer')}, {alone.bytes / 1e6:,.1f} MB of gradients; computing a step of "
+        f"{batch_size} takes {1e3 * alone.computing_s:,.1f} ms; wrote {out}"
+    )
+
+
+@plan.command()
+@click.argument("calibration", type=FILE)
+@click.option("--workers", "-n", type=Counts(), default="1-64", show_default=True, help="`2,8` or `1-1024`.")
+@click.option(
+    "--servers", "-s", type=Counts(equal=True), default="1,equal", show_default=True, help="`1,2,equal`: as workers."
+)
+@click.option(
+    "--bandwidth", "bandwidths", type=Several(BANDWIDTH), metavar="BANDWIDTHS", default="1gbit,10gbit",
+    show_default=True, help="Of each host's link.",
+)  # fmt: skip
+@click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
+@click.option(
+    "--modes", "names", type=Several(click.Choice(MODES)), metavar="NAMES", default=",".join(MODES), show_default=True
+)
+@click.option("--compression", default="none", show_default=True, help="Of gradients: a codec of the calibration.")
+@click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
+@click.option(
+    "--placement", type=click.Choice(["dedicated", "shared"]), default="dedicated", show_default=True,
+    help="Servers on hosts without workers, or on the workers' hosts.",
+)  # fmt: skip
+@click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers on a host.")
+@click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
+@click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
+@click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
+@click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
+@click.option("--price-host", type=click.FloatRange(0, 1e6, True), default=1.0, help="Of a worker's host, an hour.")
+@click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
+def predict(
+    calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
+    names: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int, staleness: int,
+    slow: Slow, seed: int, file: Path | None, plot: Path | None, hosts: int | None, price_host: float,
+    price_server: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
+
+    \b
+    hvdtrain plan predict cal.json --workers 1-64 --servers 1,equal --bandwidth 1gbit,10gbit --plot plan.svg
+    hvdtrain plan predict cal.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
+    """
+    from hvdtrain.planning import predict as prediction
+    from hvdtrain.planning import show
+
+    known = load(calibration)
+    if batch_size:
+        known = known.with_batch(batch_size)
+    if latency is not None:
+        known = replace(known, latency_us=Quantity.exactly(latency))
+    asked = Scenario(
+        MODES[0], compression=compression, placement=placement, workers_per_host=gpus_per_host, slow=slow,
+        staleness=staleness,
+    )  # fmt: skip
+    if hosts:
+        if len(bandwidths) != 1:
+            raise UsageError("--hosts asks about one network: give one --bandwidth")
+        asked = replace(asked, bandwidth_gbit=bandwidths[0])
+        return _best_use(known, asked, names, hosts, price_host, price_server or price_host, seed, file)
+    scenarios = prediction.scenarios(asked, names, workers, servers, bandwidths)
+    rows = [prediction.row(known, scenario, seed) for scenario in scenarios]
+    map_ = prediction.winners(rows)
+    found = {"calibration": str(calibration), "model": known.model, "rows": rows, "crossover": map_}
+    if file:
+        _write(file, found)
+    if plot:
+        from hvdtrain.planning import plots
+
+        plots.save(plot, rows, map_)
+    show.predictions(rows)
+    show.crossover(map_)
+    for line in _warnings(known, asked, rows, map_):
+        click.echo(line)
+    return found
+
+
+def _best_use(
+    known: Calibration, asked: Scenario, names: list[str], hosts: int, price_host: float, price_server: float,
+    seed: int, file: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The best split of a number of hosts, and what the ring does with the same money."""
+    from hvdtrain.planning import predict, show, split
+
+    predict.check_slow(asked, hosts * asked.workers_per_host)
+    rows = split.splits(known, asked, names, hosts, price_host, price_server, seed)
+    found = {"rows": rows, "best": rows[0] if rows else None}
+    if file:
+        _write(file, found)
+    show.splits(rows, hosts, hosts * price_host)
+    return found
+
+
+@plan.command()
+@click.argument("case", type=FILE)
+@click.option("--json", "file", type=NEW_FILE, help="Write the cells to this file.")
+def case(case: Path, file: Path | None) -> None:
+    """Predict a published table: fit what is unknown on some of its cells, and say how far off the others are."""
+    from hvdtrain.planning import cases, show
+
+    table = cases.load(case)
+    rows, fitted = cases.predict(table)
+    if file:
+        _write(file, {"title": table.title, "source": table.source, "fitted": fitted, "cells": rows})
+    show.case(table.title, table.source, rows, fitted)
+
+
+def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any], map_: Sequence[Any]) -> list[str]:
+    """What the calibration says little about, and what of the question is not in all rows."""
+    most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
+    lines = []
+    if most_servers > known.most_servers or most_workers > known.most_workers:
+        lines.append(
+            f"The calibration was made with {with_noun(known.most_workers, 'worker')} and "
+            f"{with_noun(known.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
+            "a guess."
+        )
+    if any(place["compression"] != place["second_compression"] for place in map_):
+        lines.append(f"No ring here sends {asked.compression}: servers do, beside a ring of plain gradients.")
+    for worker in sorted(asked.slow.workers):
+        if without := sorted({row["workers"] for row in rows if row["workers"] <= worker}):
+            lines.append(
+                f"--slow: nobody is slow where there is no worker {worker}, with {some_of(map(str, without))} workers."
+            )
+    return lines
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,149 @@
+"""What a step computes, measured here: each layer forward and backward, the optimizer, the codecs."""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hvdtrain import models
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.numerics.compression import Compressor
+from hvdtrain.numerics.optimizers import make_optimizer
+from hvdtrain.planning.calibration import LayerCost, Quantity
+
+WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
+VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
+CODECS = ("fp16", "bf16", "int8", "topk:0.01", "2bit:0.05")
+
+
+# Processor seconds of this thread, which computes backward too: what others do on this machine does not count.
+_now = time.thread_time
+
+
+class _Stamps:
+    """When each layer with parameters begins forward, and when its gradients are there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names: list[str] = []
+        self.sizes: list[float] = []
+        self.began: list[float] = []
+        self.gradients: dict[int, float] = {}
+        for name, module in model.named_modules():
+            parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if not parameters:
+                continue
+            number = len(self.names)
+            self.names.append(name)
+            self.sizes.append(sum(p.numel() for p in parameters) * 4e-6)
+            module.register_forward_pre_hook(lambda *_: self.began.append(_now()))
+            for p in parameters:
+                p.register_post_accumulate_grad_hook(partial(self._gradient, number))
+
+    def _gradient(self, number: int, _: torch.Tensor) -> None:
+        self.gradients[number] = _now()
+
+
+def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: float) -> dict[str, Any]:
+    """Measure a model's layers with one worker's batch, for about so long: what a Calibration says of computing.
+
+    A batch that would take too long is measured smaller, and computing taken to grow in proportion.
+    """
+    torch.manual_seed(0)
+    model = models.make(config.model, classes, config.taken_width, config.dropout)
+    model.train()
+    stamps = _Stamps(model)
+    small = max(1, batch // 4)
+    began = time.perf_counter()
+    of_small = [row["whole"] for row in _steps(model, stamps, small, side, began + budget_s / 4)]
+    measured = batch if of_small[-1] * batch / small < budget_s / 8 else small
+    rows = _steps(model, stamps, measured, side, began + budget_s)
+    whole = [row["whole"] for row in rows]
+    fixed_share = 0.0
+    if measured == batch > small:
+        # What a sample adds is the slope; what is left of a step at no samples is fixed.
+        slope = (1 - statistics.median(of_small) / statistics.median(whole)) / (batch - small)
+        fixed_share = min(1.0, max(0.0, 1 - max(0.0, slope) * batch))
+    scale = 1e3 * batch / measured
+    layers = tuple(
+        LayerCost(
+            name, size, Quantity.of([row["forward"][number] * scale for row in rows]),
+            Quantity.of([row["backward"][number] * scale for row in rows]),
+        )
+        for number, (name, size) in enumerate(zip(stamps.names, stamps.sizes, strict=True))
+    )  # fmt: skip
+    fixed = [max(0.0, row["whole"] - sum(row["forward"]) - sum(row["backward"])) for row in rows]
+    first, _, third = statistics.quantiles(map(math.log, whole))  # not moved by a few outliers
+    return {
+        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([1e3 * seconds for seconds in fixed]),
+        "step_jitter": round((third - first) / 1.349, 4), "batch_fixed_share": round(fixed_share, 4),
+    }  # fmt: skip
+
+
+def _steps(model: nn.Module, stamps: _Stamps, batch: int, side: int, deadline: float) -> list[dict[str, Any]]:
+    """Seconds of steps, and of each layer in them, until a moment of time.perf_counter; warm-up left out."""
+    images, labels = torch.rand(batch, 3, side, side), torch.zeros(batch, dtype=torch.long)
+    rows: list[dict[str, Any]] = []
+    for step in range(WARM_UP + MOST_STEPS):
+        if len(rows) >= LEAST_STEPS and time.perf_counter() > deadline:
+            break
+        stamps.began.clear()
+        stamps.gradients.clear()
+        start = _now()
+        inputs = (images - 0.5) / 0.5
+        forward = _now()
+        scores = model(inputs)
+        forward_ended = _now()
+        loss = F.cross_entropy(scores, labels)
+        last = _now()
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+        loss.item()
+        end = _now()
+        if step < WARM_UP:
+            continue
+        begins = [forward, *stamps.began[1:], forward_ended]
+        backward = []
+        for number in reversed(range(len(stamps.names))):
+            backward.append(max(0.0, stamps.gradients[number] - last))
+            last = max(last, stamps.gradients[number])
+        seconds = [b - a for a, b in itertools.pairwise(begins)]
+        rows.append({"whole": end - start, "forward": seconds, "backward": backward[::-1]})
+    return rows
+
+
+def _ms_per_mb(act: Callable[[], object]) -> Quantity:
+    """What something costs that is done to VECTOR_MB."""
+    seconds = []
+    for _ in range(WARM_UP + REPEATS):
+        began = _now()
+        act()
+        seconds.append(_now() - began)
+    return Quantity.of([1e3 * s / VECTOR_MB for s in seconds[WARM_UP:]])
+
+
+def optimizer_ms_per_mb(config: RunConfig) -> Quantity:
+    p = nn.Parameter(torch.zeros(VECTOR_MB * 250_000))
+    p.grad = torch.ones_like(p)
+    return _ms_per_mb(make_optimizer(config, [p]).step)
+
+
+def codec_costs() -> dict[str, dict[str, Quantity]]:
+    """For each codec: encode and decode in ms per MB of gradient, and bytes on the wire over those of float32."""
+    costs = {}
+    gradient = torch.randn(VECTOR_MB * 250_000)
+    for name in CODECS:
+        codec = Compressor(name)
+        parts = codec.encode(gradient.clone())
+        costs[name] = {
+            "encode_ms_per_mb": _ms_per_mb(partial(codec.encode, gradient)),
+            "decode_ms_per_mb": _ms_per_mb(partial(codec.decode, parts)),
+            "wire_share": Quantity.exactly(sum(part.nbytes for part in parts) / gradient.nbytes),
+        }
+    return costs

@@ -1,0 +1,27 @@
+"""A scenario to its outcome."""
+
+import math
+
+from hvdtrain.planning.layout import FINE, Detail
+from hvdtrain.planning.ring import RingJob
+from hvdtrain.planning.scenario import Outcome, Scenario
+from hvdtrain.planning.servers import ServerJob
+
+STEPS, STEPS_ASYNCHRONOUS, MOST_STEPS = 3, 4, 12
+STEPS_STRAGGLERS = 20  # where workers are slow at random
+BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
+
+
+def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:
+    """Simulate so many steps, or enough of them. The same arguments give the same outcome."""
+    of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
+    if not scenario.servers:
+        enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS  # rings cost little
+        return RingJob(scenario, steps or enough, of_mode).run()
+    buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
+    enough = max(STEPS, min(MOST_STEPS, math.ceil(BUCKETS / buckets)))
+    if scenario.mode != "ps-sync":
+        enough = STEPS_ASYNCHRONOUS
+    if scenario.slow.random_share:
+        enough = STEPS_STRAGGLERS
+    return ServerJob(scenario, steps or enough, of_mode, detail).run()

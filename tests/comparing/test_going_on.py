@@ -1,0 +1,311 @@
+"""A comparison goes on in the folder of an earlier one: what stays, what is made again, and what is refused."""
+
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from helpers import report_runs
+from helpers.forked_jobs import forked_hvdtrain
+from helpers.jobs import SETTINGS, until
+
+from hvdtrain.comparing import earlier, running
+from hvdtrain.comparing.command import compare
+from hvdtrain.comparing.earlier import asked, claimed, find_finished, match, set_aside
+from hvdtrain.comparing.forecast import Record
+from hvdtrain.comparing.grid import Axes, in_rounds, plan
+from hvdtrain.comparing.running import Comparison
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
+from hvdtrain.launch.hosts import Host
+from hvdtrain.report.answer import RING, UNKNOWN, Answer
+from hvdtrain.report.contenders import DEFAULT
+from hvdtrain.runs.request import with_absolute_paths
+from hvdtrain.world.host import versions
+
+ASKED = RunConfig(steps=20, threads=1)
+
+
+def planned(modes="allreduce,ps-sync", repeats=2, config=ASKED, **axes):
+    return [*itertools.chain(*in_rounds(plan(config, Axes(modes.split(","), **axes)), repeats))]
+
+
+def finish(folder, runs, **changed):
+    """The folders of finished runs, as jobs leave them."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        made = folder / "runs" / run.name
+        made.mkdir(parents=True)
+        taken = dataclasses.replace(run.config, width=run.config.taken_width)  # as ranks write it down
+        with_absolute_paths(taken).write(made / "config.toml", workers=run.workers, job="1")
+        config = run.config
+        of = report_runs.manifest(
+            config.mode, run.workers, config.servers, config.repeat, versions=versions(), **changed
+        )
+        (made / "manifest.json").write_text(json.dumps(of))
+        (made / "summary.json").write_text(json.dumps(report_runs.summary(of)))
+
+
+def kept(folder, runs):
+    return sorted(match(find_finished(folder), runs, folder))
+
+
+def test_finished_runs_stay_and_more_repeats_and_modes_join_them(tmp_path):
+    finish(tmp_path, planned()[:3])
+    names = sorted(run.name for run in planned()[:3])
+    assert kept(tmp_path, planned(repeats=5)) == names
+    assert kept(tmp_path, planned("single,allreduce,ps-sync")) == names
+    assert kept(tmp_path, planned("ddp")) == []
+    many = planned(options={"batch_size": [32, 64]}, repeats=1)  # their names have the batch in them
+    assert kept(tmp_path, many) == ["b32-allreduce-w2-r1", "b32-ps-sync-w2-s1-r1"]
+
+
+def test_sprints_and_whole_runs_of_one_contender_stand_side_by_side(tmp_path):
+    [ring] = plan(ASKED, Axes(["allreduce"]))
+    runs = [ring.sprint(4.0), dataclasses.replace(ring, after_sprints=True)]
+    finish(tmp_path, runs)
+    assert kept(tmp_path, runs) == ["allreduce-w2-r1", "allreduce-w2-t-r1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"steps": 30}, "they were made with --steps 20, not 30: name another folder"),
+        ({"lr": 0.01, "seed": 5}, "they were made with --lr 0.0003, not 0.01; --seed 0, not 5"),
+        ({"steps": 0, "epochs": 2}, "they were made with --epochs auto, not 2; --steps 20, not none"),
+        ({"dataset": "./mine"}, "they were made with --dataset digits, not /"),
+        ({"threads": 2}, "they were made with --threads 1, not 2"),
+        ({"hosts": [Host("a", 1), Host("b", 1)]}, "made with hosts none, not a,b; --launcher local, not ssh"),
+        ({"torch": "1.0"}, f"made with torch {versions()['torch']}, not 1.0"),
+        ({"images": "def"}, "made with images abc, not def"),
+    ],
+)
+def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
+    hosts, more = changed.pop("hosts", []), {name: changed.pop(name) for name in ("torch", "images") if name in changed}
+    config = dataclasses.replace(ASKED, **changed)
+
+    def ask(config, hosts, more):
+        record = Record(tmp_path)
+        record.ask(asked(config, 0.0, plan(config, Axes(["ddp"]), hosts, "ssh")) | {"images": "abc"} | more)
+        return record
+
+    ask(ASKED, [], {}).save()
+    ask(dataclasses.replace(ASKED, log_every=5), [], {})  # which changes nothing
+    with pytest.raises(UsageError, match=re.escape(says)):
+        ask(config, hosts, more)
+
+
+def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
+    finish(tmp_path, planned("ps-ssp", repeats=1))
+    with pytest.raises(
+        UsageError, match=r"r1 is there already, and not with --model vggf, --batch-size 64, --slow none"
+    ):
+        kept(tmp_path, planned("ps-ssp", options={"batch_size": [64]}))
+    with pytest.raises(UsageError, match=r"r1 is there already, and not with .* --staleness 4, --backup 0, --wire rpc"):
+        kept(tmp_path, planned("ps-ssp", options={"staleness": [4]}))
+
+
+def test_runs_of_a_version_with_other_options_are_told_and_left(tmp_path):
+    [run] = planned("allreduce", 1)
+    finish(tmp_path, [run])
+    with (tmp_path / "runs" / run.name / "config.toml").open("a") as file:
+        file.write("frob = 1\n")
+    with pytest.raises(UsageError, match="unknown option in .*config.toml: 'frob'"):
+        find_finished(tmp_path)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UsageError, match="holds a comparison"):
+        find_finished(tmp_path)
+    (tmp_path / "logs").mkdir()
+    assert find_finished(tmp_path) == {}
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty and holds no earlier report"):
+        find_finished(tmp_path)
+
+
+def test_what_was_begun_is_moved_out_of_the_way_and_not_while_its_job_runs(tmp_path, monkeypatch):
+    with claimed(tmp_path):
+        assert set_aside(tmp_path, tmp_path / "runs" / "a") is None
+        for number in (1, 2):
+            (tmp_path / "runs" / "a").mkdir()
+            (tmp_path / "runs" / "a" / "config.toml").write_text(str(number))
+            (tmp_path / "logs" / "a.log").write_text("why")
+            assert set_aside(tmp_path, tmp_path / "runs" / "a") == tmp_path / "unfinished" / f"a-{number}"
+            assert (tmp_path / "unfinished" / f"a-{number}" / "compare.log").read_text() == "why"
+        (tmp_path / "runs" / "a").mkdir()
+        monkeypatch.setattr(earlier, "KILLED_JOB_END_S", 0.3)
+        with (tmp_path / "runs" / "a" / "config.toml").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # as its first worker holds it
+            with pytest.raises(UsageError, match="its job is still at work there"):
+                set_aside(tmp_path, tmp_path / "runs" / "a")
+        with pytest.raises(UsageError, match="another comparison is at work there"), claimed(tmp_path):
+            pass
+
+
+@pytest.mark.timeout(110)
+def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
+    out = tmp_path / "c"
+    options = ["--modes", "single", "--width", "0.0625", "--steps", "8", "--out", str(out)]
+    words = [*forked_hvdtrain(), "compare", *options]
+    first, second = out / "runs" / "single-w1-r1" / "summary.json", out / "runs" / "single-w1-r2"
+    with subprocess.Popen([*words, "--repeats", "2"], **SETTINGS, start_new_session=True) as job:
+        until((second / "manifest.json").exists)
+        os.killpg(job.pid, signal.SIGKILL)
+    before = first.stat()
+    done = subprocess.run([*words, "--repeats", "2"], **SETTINGS, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert (first.stat().st_ino, first.stat().st_mtime) == (before.st_ino, before.st_mtime)
+    assert "1 runs are there already, and stay as they are" in done.stdout
+    assert (out / "unfinished" / "single-w1-r2-1" / "manifest.json").exists()
+    assert (second / "summary.json").exists() and (out / "results.csv").read_text().count("\n") == 3
+
+
+def test_ctrl_c_says_with_what_to_go_on(tmp_path, monkeypatch):
+    def ctrl_c(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvdtrain.comparing.command.Comparison.run", ctrl_c)
+    said = CliRunner().invoke(compare, ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "a run")])
+    assert f"finished runs stay: the same command with --out '{tmp_path}/a run' goes on\n" in said.output
+
+
+# What is run
+
+
+def made_by(
+    tmp_path, monkeypatch, speeds, modes="single,allreduce,ps-sync", sprint_s=4.0, answers=lambda made: [],
+    until_sure=False, **more,
+):  # fmt: skip
+    """Names of the runs that a comparison makes, where contenders have these speeds; whole runs end in -t-rN.
+
+    Args:
+        answers: that there are after these runs.
+    """
+    made = []
+
+    def run_one(self, run, out):
+        made.append((out.parent.name, run.name))
+        self.record.finished(run, next(speed for name, speed in speeds.items() if name in run.name), 9.0)
+
+    monkeypatch.setattr(Comparison, "_run_one", run_one)
+    monkeypatch.setattr(running, "reach_answers", lambda *_: answers(made))
+    contenders = plan(RunConfig(), Axes(modes.split(","), options={"wire": ["rpc", "zmq"]}))
+    record = Record(tmp_path)
+    job = Comparison(tmp_path, contenders, {}, record, sprint_s, more.pop("repeats", 5), more.pop("trainings", 1))
+    assert job.run({}, until_sure=until_sure) == []
+    return made
+
+
+SPEEDS = {"single": 1500, "allreduce": 1100, "ps-sync-w2-s1-rpc": 880, "ps-sync-w2-s1-zmq": 1000, "ps-async": 1020}
+
+
+def test_a_pilot_comes_first_and_each_mathematics_is_trained_once(tmp_path, monkeypatch):
+    modes = "single,allreduce,ps-sync,ps-async"
+    made = made_by(tmp_path, monkeypatch, SPEEDS, modes)
+    assert [place for place, _ in made].count("pilot") == 4  # of servers alone is it open which are worth repeating
+    counted = [name for place, name in made if place == "runs" and "-t-" not in name]
+    assert len(counted) == 4 * 5 and not [name for name in counted if "ps-sync-w2-s1-rpc" in name]
+    assert [name for _, name in made[-2:]] == ["allreduce-w2-t-r1", "ps-async-w2-s1-rpc-t-r1"]
+    more = made_by(tmp_path, monkeypatch, SPEEDS | {"ps-sync-w2-s1-rpc": 5000}, modes, repeats=1)
+    assert [place for place, _ in more] == ["runs"] * 6  # what was decided stays
+    left = made_by(tmp_path, monkeypatch, SPEEDS, "allreduce,ps-sync", repeats=1, trainings=0)
+    assert sorted(name for _, name in left) == ["allreduce-w2-r1", "ps-sync-w2-s1-zmq-r1"]
+
+
+def test_what_is_far_behind_its_family_or_one_machine_is_not_repeated_or_trained(tmp_path, monkeypatch, capsys):
+    speeds = {"single": 1000, "allreduce": 43, "ps-sync": 33, "ps-async": 267}
+    made = made_by(tmp_path, monkeypatch, speeds, "single,allreduce,ps-sync,ps-async", repeats=2, trainings=2)
+    assert not [name for place, name in made if place == "runs" and "ps-sync" in name]
+    assert [name for _, name in made if "-t-" in name] == ["single-w1-t-r1", "single-w1-t-r2"]
+    said = capsys.readouterr().out
+    assert "left out: ps-sync-w2-s1-rpc: 0.12 times the samples/s of ps-async-w2-s1-rpc in the pilot" in said
+
+
+def answer(word, **quality):
+    return Answer(word, "", [], "", [], {"quality": [quality] if quality else []})
+
+
+@pytest.mark.parametrize(("known_after", "done"), [(9, 15), (16, 21), (99, 30)])
+def test_repeats_end_after_the_look_at_which_the_answer_is_known(known_after, done, tmp_path, monkeypatch):
+    def answers(made):
+        return [answer(RING if len(made) >= known_after else UNKNOWN)]
+
+    modes = "single,ps-sync"
+    made = made_by(tmp_path, monkeypatch, SPEEDS, modes, 0.0, answers, True, repeats=10, trainings=0)
+    assert len(made) == done and not any("-t-" in name for _, name in made)
+
+
+@pytest.mark.parametrize(
+    ("said", "second"),
+    [
+        (answer(UNKNOWN, state="not shown", n=1), ["allreduce-w2-t-r2", "ps-async-w2-s1-rpc-t-r2"]),
+        (answer(UNKNOWN, state="not shown", n=2), []),
+        (answer(UNKNOWN), []),  # it is speed that is open
+        (answer(RING, state="as good", n=1), []),
+    ],
+)
+def test_a_second_training_is_made_where_the_answer_hangs_on_it(said, second, tmp_path, monkeypatch):
+    modes = "single,allreduce,ps-async"
+    made = made_by(tmp_path, monkeypatch, SPEEDS, modes, answers=lambda made: [said], repeats=7, trainings=None)
+    assert [name for _, name in made if name.endswith("-t-r2")] == second
+    contenders = plan(RunConfig(), Axes(modes.split(",")))
+    asked_for = Comparison(tmp_path, contenders, {}, Record(tmp_path), 4.0, 7, 1)
+    assert asked_for.spare_trainings() == []  # --trainings 1
+
+
+def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
+    def stop(*_, secrets=None, **more):
+        raise UsageError(f"ranks get {secrets}")
+
+    monkeypatch.setattr(running, "prepare", stop)
+    monkeypatch.setenv("MY_TOKEN", "t0ken")
+    words = ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "run"), "--env"]
+    assert "ranks get {'MY_TOKEN': 't0ken'}" in str(CliRunner().invoke(compare, [*words, "MY_TOKEN"]).exception)
+    unset = CliRunner().invoke(compare, [*words, "NOT_SET_HERE"]).exception
+    assert "--env NOT_SET_HERE: there is no variable of this name here" in str(unset)
+
+
+def test_a_run_that_fails_is_told_at_once_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Comparison, "_finish", lambda *_: "exit code 1: no output")
+    contenders = plan(RunConfig(steps=3), Axes(["single", "allreduce"]))
+    for free, said in ((2**30, "exit code 1: no output\n"), (2**10, "exit code 1: no output; the disk is full\n")):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        failed = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0).run({})
+        assert sorted(failed) == ["allreduce-w2-r1", "single-w1-r1"]
+        assert capsys.readouterr().out.count(said) == 2
+
+
+def test_a_host_that_goes_down_fails_the_runs_on_it_and_not_the_comparison(tmp_path, monkeypatch, capsys):
+    def no_route(launcher, config, workers, hosts, *_, **more):
+        raise UsageError("b: no route to host")
+
+    monkeypatch.setattr(running, "prepare", no_route)
+    contenders = plan(RunConfig(steps=3), Axes(["ddp", "allreduce"]), [Host("a", 1), Host("b", 1)], "ssh")
+    first = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0)
+    with pytest.raises(UsageError, match="no route to host"):  # nothing has worked yet
+        first.run({})
+    later = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0)
+    later.made.append("ps-sync-w2-s1-r1")
+    assert sorted(later.run({})) == ["allreduce-w2-r1", "ddp-w2-r1"]
+    assert capsys.readouterr().out.count("FAILED: b: no route to host") == 2
+
+
+def test_until_sure_needs_as_many_repeats_as_a_verdict():
+    result = CliRunner().invoke(compare, ["--until-sure", "--repeats", "4"])
+    assert str(result.exception) == "--until-sure with --repeats 4: no answer is known before 5"
+
+
+def test_what_has_finished_is_answered_and_an_empty_folder_is_not(tmp_path):
+    assert running.reach_answers(tmp_path, DEFAULT) == []
+    finish(tmp_path, planned(repeats=2))
+    [said] = running.reach_answers(tmp_path, DEFAULT)
+    assert not said.is_known and "about 5 repeats would tell" in said.because

@@ -1,0 +1,351 @@
+"""The file of a calibration, predictions from it, runs beside them: pure arithmetic, no process."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from helpers import report_runs
+
+from hvdtrain.errors import UsageError
+from hvdtrain.planning import calibration, check, from_runs, predict, split
+from hvdtrain.planning.calibrate import transports
+from hvdtrain.planning.calibration import Calibration, LayerCost, Quantity
+from hvdtrain.planning.command import plan as command
+from hvdtrain.planning.probe import BLOCKS, LARGE, SMALL
+from hvdtrain.planning.scenario import Scenario
+from hvdtrain.runs.read import load_run
+
+BATCH = 32
+ANY = Scenario("single")
+
+
+def make(**changed):
+    """A calibration of a model of 25 MB that computes 0.1 s a step of 32."""
+    layers = tuple(LayerCost(f"layer{i}", 5.0, Quantity(6, 5.5, 6.5), Quantity(12, 11, 13)) for i in range(5))
+    costs = {
+        "message_us": Quantity(200, 100, 400), "operation_us": Quantity(1000, 500, 2000),
+        "send_s_per_gb": Quantity(0.5, 0.4, 0.6), "receive_s_per_gb": Quantity(0.5, 0.4, 0.6),
+        "server_send_s_per_gb": Quantity(0.4, 0.3, 0.5), "server_receive_s_per_gb": Quantity(0.4, 0.3, 0.5),
+        "efficiency": Quantity(0.94, 0.9, 0.96),
+    }  # fmt: skip
+    codec = {"encode_ms_per_mb": Quantity(0.6, 0.5, 0.7), "decode_ms_per_mb": Quantity(0.1, 0.1, 0.1)}
+    return replace(
+        Calibration(
+            {"name": "vggf", "parameters": 6_250_000}, BATCH, layers, Quantity(10, 9, 11), Quantity(0.2, 0.19, 0.22),
+            {name: dict(costs) for name in calibration.TRANSPORTS},
+            {"int8": codec | {"wire_share": Quantity(0.25, 0.25, 0.25)}}, cores_per_host=2, step_jitter=0.02,
+        ),
+        **changed,
+    )  # fmt: skip
+
+
+def rows(made, modes=("allreduce", "ps-sync"), workers=(4,), servers=(2,), bandwidths=(1.0,)):
+    return [predict.row(made, job) for job in predict.scenarios(ANY, modes, workers, servers, bandwidths)]
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "cal.json"
+    made = make(bandwidth_gbit=0.3)
+    made.save(path)
+    assert calibration.load(path) == made
+
+
+def test_a_plain_number_will_do_where_somebody_edits_it_by_hand(tmp_path):
+    path = tmp_path / "cal.json"
+    make().save(path)
+    content = json.loads(path.read_text())
+    content["transports"]["ps"]["message_us"] = 50
+    path.write_text(json.dumps(content))
+    assert calibration.load(path).transports["ps"]["message_us"] == Quantity(50, 50, 50)
+
+
+def spoilt(change):
+    def spoil(content):
+        change(content)
+        return json.dumps(content)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda content: "{", "no readable calibration"),
+        (lambda content: "[]", "is no hvdtrain-calibration of version 1"),
+        (spoilt(lambda c: c.update(version=2)), "calibrate again"),
+        (spoilt(lambda c: c.update(layers=[])), r"at `\$.layers`"),
+        (spoilt(lambda c: c["layers"][1].update(forward_ms=-1)), r">= 0.0 - at `\$.layers\[1\].forward_ms"),
+        (spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")), "got `str` - at .*gradient_megabytes"),
+        (spoilt(lambda c: c["transports"].pop("ps")), "transports.ps has no message_us"),
+        (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps has no efficiency"),
+        (spoilt(lambda c: c["fixed_ms"].update(low=99)), "low <= value <= high"),
+        (spoilt(lambda c: c.update(cores_per_host=0)), "cores_per_host"),
+        (spoilt(lambda c: c.update(batch_per_worker=True)), "got `bool` - at .*batch_per_worker"),
+        (spoilt(lambda c: c.update(step_jitter=float("nan"))), "step_jitter"),
+    ],
+)
+def test_a_damaged_file_is_a_line(tmp_path, spoil, words):
+    path = tmp_path / "cal.json"
+    make().save(path)
+    path.write_text(spoil(json.loads(path.read_text())))
+    with pytest.raises(UsageError, match=words) as refused:
+        calibration.load(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_predictions_lie_in_their_intervals_and_repeat():
+    found = rows(make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0))
+    assert len(found) == 2 * 2 * 2 + (1 + 2) * 2 * 2
+    assert all(row["step_s_low"] < row["step_s"] < row["step_s_high"] for row in found)
+    assert found == rows(make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0))
+
+
+def test_a_wider_calibration_gives_wider_intervals():
+    def width(low, high):
+        ps = make().transports["ps"] | {"efficiency": Quantity(0.6, low, high)}
+        (row,) = rows(make(transports=make().transports | {"ps": ps}), ["ps-sync"], bandwidths=(0.1,))
+        return row["step_s_high"] / row["step_s_low"]
+
+    assert width(0.4, 0.9) > 1.3 * width(0.59, 0.61)
+
+
+def test_beyond_the_calibration_it_says_so_and_widens():
+    made = make()
+    sizes = [Scenario("ps-sync", workers=n, servers=k) for n, k in ((2, 1), (4, 1), (1024, 8))]
+    assert [predict.doublings_beyond(made, size) for size in sizes] == [0, 1, 9 + 3]
+    known, beyond = (rows(make(most_servers=k, most_workers=64), workers=(64,), servers=(8,)) for k in (8, 1))
+    for a, b in zip(known[1:], beyond[1:], strict=True):
+        assert b["step_s_high"] / b["step_s"] > a["step_s_high"] / a["step_s"]
+
+
+def test_twice_the_batch_computes_about_twice_as_long():
+    (single,) = rows(make(), ["single"], [1])
+    (double,) = rows(make().with_batch(2 * BATCH), ["single"], [1])
+    assert double["step_s"] == pytest.approx(single["step_s"] + 0.1, rel=0.15)
+
+
+def asked(tmp_path, *words, modes="allreduce,ps-sync"):
+    """What `hvdtrain plan predict` prints, in one piece, and its rows."""
+    make(codecs=make().codecs | {"fp16": make().codecs["int8"] | {"wire_share": Quantity(0.5, 0.5, 0.5)}}).save(
+        tmp_path / "cal.json"
+    )
+    words = ["predict", str(tmp_path / "cal.json"), "--modes", modes, "--bandwidth", "100mbit", *words]
+    done = CliRunner().invoke(command, [*words, "--servers", "1", "--json", str(tmp_path / "rows.json")])
+    if done.exit_code:
+        assert isinstance(done.exception, UsageError | SystemExit), done.exception
+        return f"{done.exception} {done.output}", {}
+    return " ".join(done.output.split()), json.loads((tmp_path / "rows.json").read_text())
+
+
+def test_only_workers_that_there_are_can_be_slow(tmp_path):
+    """As `train` has it; of several numbers of workers, those that have that worker are slow."""
+    for words in (["--workers", "2"], ["--workers", "1,4"], ["--hosts", "4"]):
+        said, _ = asked(tmp_path, *words, "--slow", "4:4x")
+        assert "there is no worker 4; workers are 0 to " in said
+    said, found = asked(tmp_path, "--workers", "2,4", "--slow", "3:4x")
+    assert "nobody is slow where there is no worker 3, with 2 workers" in said
+    plain = asked(tmp_path, "--workers", "2,4")[1]["rows"]
+    same = [a["step_s"] == b["step_s"] for a, b in zip(plain, found["rows"], strict=True)]
+    assert same == [row["workers"] == 2 for row in plain]
+
+
+def test_a_row_says_what_it_really_sends(tmp_path):
+    modes = "allreduce,ddp,ps-sync"
+    plain = asked(tmp_path, "--workers", "2", modes=modes)[1]["rows"]
+    for codec, senders in (("int8", {"ps-sync"}), ("fp16", {"ps-sync", "allreduce"})):
+        _, found = asked(tmp_path, "--workers", "2", "--compression", codec, modes=modes)
+        for without, row in zip(plain, found["rows"], strict=True):
+            assert row["compression"] == (codec if row["mode"] in senders else "none")
+            share = {"int8": 0.25, "fp16": 0.5, "none": 1}[row["compression"]]
+            assert row["bytes_sent_per_worker"] == share * without["bytes_sent_per_worker"]
+    uses = asked(tmp_path, "--hosts", "2", modes=modes)[1]["rows"]
+    sent = {mode: {row["compression"] for row in uses if row["mode"] == mode} for mode in modes.split(",")}
+    assert sent == {"allreduce": {"none", "fp16"}, "ddp": {"none"}, "ps-sync": {"none", "fp16", "int8"}}
+    assert "unknown compression" in asked(tmp_path, "--compression", "int4", modes="ddp")[0]
+
+
+def test_the_map_has_the_same_compression_on_both_sides_where_both_have_it(tmp_path):
+    modes = "allreduce,ddp,ps-sync"
+    said, found = asked(tmp_path, "--workers", "4", "--compression", "fp16", modes=modes)
+    [cell] = found["crossover"]
+    assert (cell["winner"], cell["second"]) == ("allreduce", "ps-sync")
+    assert cell["compression"] == cell["second_compression"] == "fp16"
+    assert "plain gradients" not in said
+    said, found = asked(tmp_path, "--workers", "4", "--compression", "int8", modes=modes)
+    [cell] = found["crossover"]
+    assert {cell["compression"], cell["second_compression"]} == {"int8", "none"}
+    assert "No ring here sends int8" in said
+
+
+def test_what_was_measured_apart_is_drawn_apart():
+    """What messages cost is known of each transport by itself, what computing takes is the same for all."""
+    made = make()
+    drawn = {
+        mode: made.scenario(Scenario(mode, workers=2, servers=k), random.Random(1))
+        for mode, k in (("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-async", 1))
+    }
+    assert len({job.layers for job in drawn.values()}) == 1
+    assert len({job.transport for job in drawn.values()}) == 3
+    assert drawn["ps-sync"].transport == drawn["ps-async"].transport
+
+
+def test_the_map_names_a_winner_or_either():
+    found = rows(make(), workers=(2, 16), servers=(1,), bandwidths=(0.1, 10.0))
+    map_ = {(row["workers"], row["bandwidth_gbit"]): row for row in predict.winners(found)}
+    assert len(map_) == 4
+    for row in map_.values():
+        assert row["times_as_fast"] >= 1
+        assert bool(row["servers"]) != bool(row["second_servers"])
+    # One server for two workers on a slow network takes twice the ring's time.
+    assert (map_[2, 0.1]["winner"], map_[2, 0.1]["either"]) == ("allreduce", False)
+
+
+def test_cheap_servers_are_bought_and_dear_ones_are_not():
+    """Servers at a tenth of the price: a ring cannot have them, and for the same money there are more workers."""
+    cheap = split.splits(make(codecs={}), ANY, ["allreduce", "ps-sync"], 4, 1.0, 0.1)
+    assert all(row["price"] <= 4.0 + 1e-9 for row in cheap)
+    assert [row["samples_per_s"] for row in cheap] == sorted((r["samples_per_s"] for r in cheap), reverse=True)
+    dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
+    assert dedicated == [10]
+
+
+def test_costs_of_messages_from_measured_steps():
+    """Two workers: each sends and receives the blocks; a server both workers'."""
+    gigabytes = BLOCKS * LARGE / 1e9
+    message, per_gb, of_server = 1e-3, 0.5, 0.4
+
+    def measured(messages, size):
+        worker = 0.01 + messages * message + 2 * size * per_gb
+        server = 2 * (messages * message + 2 * size * of_server)
+        return {
+            "alone": {"cpu_s": [0.01], "server_cpu_s": [0.0]},
+            "together": {"cpu_s": [worker] * 3, "server_cpu_s": [server] * 3},
+        }
+
+    found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
+    assert found["ps"]["message_us"].value == pytest.approx(1000, rel=0.01)
+    assert found["ps"]["send_s_per_gb"].value == pytest.approx(per_gb, rel=0.01)
+    assert found["ps"]["server_receive_s_per_gb"].value == pytest.approx(of_server, rel=0.01)
+    guessed = found["allreduce"]["send_s_per_gb"]
+    assert guessed.high > 3 * guessed.low  # it was not measured
+
+
+def written(root, made, mode, workers, servers, bandwidth, cpu_factor=1.0):
+    """A run on hosts of its own, as long as predicted."""
+    asked = Scenario(mode, workers=workers, servers=servers, bandwidth_gbit=bandwidth, placement="shared")
+    job = made.scenario(asked)
+    step = predict.simulate(job).step_s
+    hosts = {f"host{n}": {"ranks": [n, servers + n] if n < servers else [servers + n]} for n in range(workers)}
+    change = {"parameters": 6_250_000, "global_batch": workers * BATCH, "hosts": hosts}
+    folder = report_runs.write(root, mode, workers, servers, speed=report_runs.BATCH / step, change=change)
+    summary = json.loads((folder / "summary.json").read_text())
+    used = sum(from_runs.message_seconds(job)) * cpu_factor
+    used += workers * job.computing_s + job.optimizer_s * (1 if servers else workers)
+    for process in summary["processes"]:
+        process["cpu_s"] = used * summary["steps"] / len(summary["processes"])
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_runs_as_long_as_predicted_have_no_error(tmp_path):
+    made = make()
+    runs = [load_run(written(tmp_path, made, mode, 3, k, 0.5)) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
+    found = [check.compare(made, run, 0.5) for run in runs]
+    assert [(row["mode"], row["workers"], row["servers"], row["hosts"]) for row in found] == [
+        ("allreduce", 3, 0, 3), ("ps-sync", 3, 2, 3),
+    ]  # fmt: skip
+    assert all(abs(row["error"]) < 0.02 for row in found)
+    assert all(
+        check.compare(made, run, 1.0)["error"] < -0.2 for run in runs
+    )  # said to be on a faster network than it was
+
+
+def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
+    """One of two workers has had 3 of 60 shares, at a second each: a step of the job is not half a second."""
+    folder = report_runs.write(tmp_path, "ps-async", 2, 1, speed=640.0, change={"shares": "leased"})
+    step = {"samples": 0, "loss": None}
+    for rank, had in ((1, {n: 1 for n in (1, 11, 21)}), (2, {n: 1 if n in (1, 11, 21) else 2 for n in range(1, 31)})):
+        lines = [
+            step | {"time": (n - 1) // 10 + 1.0 if rank == 1 else 0.1 * n, "shares": had.get(n, 0)}
+            for n in range(1, 31)
+        ]
+        (folder / f"metrics.rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load_run(folder)
+    assert check.measured_step_s(run) == pytest.approx(report_runs.BATCH / 640)
+    _, asked = check.question(make(model={}), run, 1.0)
+    assert (asked.round_steps, asked.leased, asked.softsync) == (report_runs.PER_EPOCH, True, False)
+
+
+def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
+    made = make(bandwidth_gbit=0.5)
+    folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
+    manifest = json.loads((folders[0] / "manifest.json").read_text())
+    (folders[0] / "manifest.json").write_text(json.dumps(manifest | {"slow": {"asked": "1:4x@2s-3s", "achieved": {}}}))
+    table = check.table(made, [load_run(folder) for folder in folders])
+    [(label, [_, _, error])] = table.rows
+    assert label == "ps-sync ×3+2, slow: none" and abs(error.value) < 0.02
+    assert any("was run with --slow '1:4x@2s-3s': a plan knows" in note for note in table.notes)
+    assert any("joined by 500 Mbit/s" in note for note in table.notes)
+    assert any(note.startswith("Median error ") for note in table.notes)
+
+
+def test_a_run_of_another_model_or_unknown_links_is_refused(tmp_path):
+    folder = written(tmp_path, make(), "allreduce", 2, 0, 1.0)
+    with pytest.raises(UsageError, match="say how fast their links are"):
+        check.compare(make(), load_run(folder), None)
+    with pytest.raises(UsageError, match="6,250,000 parameters, the calibration one of 1,000"):
+        check.compare(make(model={"parameters": 1000}), load_run(folder), 1.0)
+    (folder / "summary.json").unlink()
+    with pytest.raises(UsageError, match="has not finished"):
+        check.finished(folder)
+
+
+def test_runs_correct_a_calibration(tmp_path):
+    """Of a wire that reaches 0.7 and messages that cost twice as much, runs tell both."""
+    poor = make().transports["ps"] | {"efficiency": Quantity(0.7, 0.7, 0.7)}
+    real = make(transports=make().transports | {"ps": poor})
+    folder = written(tmp_path, real, "ps-sync", 3, 1, 0.2, cpu_factor=2.0)
+    found = from_runs.from_runs(make(), [load_run(folder)], 0.2)
+    assert found.transports["ps"]["send_s_per_gb"].value == pytest.approx(1.0, rel=0.1)
+    assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
+    assert found.transports["allreduce"] == make().transports["allreduce"]
+    assert (found.most_workers, found.bandwidth_gbit) == (3, 0.2)
+
+
+def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_path):
+    """A server beside the first of two workers: a byte between them costs half; each process takes 0.03 of a core."""
+    made = make()
+    known = {"local_share": Quantity(0.5, 0.5, 0.5), "idle_cores": Quantity(0.03, 0.03, 0.03)}
+    folder = written(
+        tmp_path, make(transports=made.transports | {"ps": made.transports["ps"] | known}), "ps-sync", 2, 1, 0.5
+    )
+    summary = json.loads((folder / "summary.json").read_text())
+    steps, gigabytes, buckets = summary["steps"], 0.025, 25e6 / 4 / 2**20
+    idle = 0.03 * summary["wall_s"] / steps
+    first, second = (0.1 + 2 * buckets * 200e-6 + 2 * gigabytes * 0.5 * share for share in (0.5, 1.0))
+    server = 4 * buckets * 200e-6 + 2 * gigabytes * 0.4 * 1.5 + 0.005
+    for process, used in zip(
+        sorted(summary["processes"], key=lambda p: p["rank"]), (server, first, second), strict=True
+    ):
+        process["cpu_s"] = steps * (used + idle)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    sent = [0, 0, 5, 5, 9, 9, 9]  # before its first message it starts, which costs more; so does its end
+    used = [0.0, 2.0, 2.5, 2.53, 4.0, 4.03, 9.0]
+    lines = [
+        {"time": 100 + n, "cpu_s": s, "bytes_sent": b, "pushes": b, "queued_s": 0}
+        for n, (b, s) in enumerate(zip(sent, used, strict=True))
+    ]
+    (folder / "metrics.server0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{half")
+    costs = from_runs.from_runs(made, [load_run(folder)], 0.5).transports["ps"]
+    assert costs["idle_cores"].value == pytest.approx(0.03, rel=0.01)
+    assert costs["local_share"].value == pytest.approx(0.5, rel=0.05)
+    assert costs["send_s_per_gb"].value == pytest.approx(0.5, rel=0.05)
+    assert costs["server_send_s_per_gb"].value == pytest.approx(0.4, rel=0.05)
+
+
+def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no calibration .*gone\.json"):
+        calibration.load(Path(tmp_path / "gone.json"))

@@ -1,0 +1,38 @@
+"""`hvdtrain plan` from a measurement to answers, as a person runs it."""
+
+import json
+
+import pytest
+from helpers.jobs import hvdtrain
+
+# Measured often enough for a test.
+BRIEFLY = "from hvdtrain.planning import calibrate, probe; calibrate.PROFILE_S, probe.SAMPLES = 2, 2"
+
+
+def plan(*words, code=0):
+    done = hvdtrain("plan", *words, first=BRIEFLY)
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_from_a_calibration_to_answers(tmp_path, monkeypatch):
+    """Real ranks exchange gradients, a real model is timed; then who wins."""
+    monkeypatch.chdir(tmp_path)
+    plan("calibrate", "--width", "0.0625", "--batch-size", "4", "--out", "cal.json")
+    found = json.loads((tmp_path / "cal.json").read_text())
+    assert sum(layer["forward_ms"]["value"] for layer in found["layers"]) > 0
+    assert found["codecs"]["int8"]["wire_share"]["value"] == pytest.approx(0.25, abs=0.01)
+    for kind in {"ps", "allreduce", "ddp"} - set(found["made"]["guessed"]):
+        assert 0.01 < found["transports"][kind]["send_s_per_gb"]["value"] < 50
+    assert "ps" not in found["made"]["guessed"]  # the first that is measured
+
+    printed = plan(
+        "predict", "cal.json", "--workers", "2,16", "--servers", "1", "--bandwidth", "10mbit,10gbit",
+        "--modes", "allreduce,ps-sync", "--json", "rows.json", "--plot", "plan.svg"
+    )  # fmt: skip
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert len(rows) == 2 * 2 * 2
+    assert "either" in printed or "×" in printed
+    assert "intervals beyond are wider" in printed
+    assert (tmp_path / "plan.svg").read_text().startswith("<?xml")

@@ -1,0 +1,210 @@
+"""The simulation agrees with closed forms where one thing decides, and with what physics says everywhere."""
+
+import itertools
+import random
+import statistics
+import time
+from dataclasses import replace
+
+import pytest
+
+from hvdtrain.planning.engine import Clock, Link
+from hvdtrain.planning.scenario import Codec, Layer, Scenario, Slow, Transport
+from hvdtrain.planning.simulate import simulate
+
+# Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
+VGG16 = (
+    1_792, 36_928, 73_856, 147_584, 295_168, 590_080, 590_080, 1_180_160, 2_359_808, 2_359_808, 2_359_808, 2_359_808,
+    2_359_808, 102_764_544, 16_781_312, 4_097_000,
+)  # fmt: skip
+EVERY = [("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-sync", 8), ("ps-async", 2), ("ps-ssp", 2)]
+
+
+def layers(seconds, parameters=VGG16):
+    one = seconds / 3 / len(parameters)
+    return tuple(Layer(f"layer{i}", size, one, 2 * one) for i, size in enumerate(parameters))
+
+
+def scenario(mode="ps-sync", workers=4, servers=0, computing=0.3, **more):
+    return Scenario(mode, layers(computing), workers, servers, **more)
+
+
+def wire_s(job):
+    """Seconds that a step's bytes take on the busiest link, which is busy both ways all the time.
+
+    Of a ring 2(n-1)M/(nB) (Patarasuk and Yuan, 2009); with k servers on hosts of their own max(M, nM/k)/B; beside
+    workers (n+k-2)M/(kB), since a server sends its share to n-1 others, and a worker gradients, which alone a codec
+    makes smaller, to k-1.
+    """
+    n, k, share = job.workers, job.servers, job.codec.wire_share
+    if not k:
+        messages = 2 * (n - 1) / n
+    elif job.placement == "dedicated":
+        messages = max(1, n / k)
+    else:
+        messages = (n - 1 + (k - 1) * share) / k
+    return messages * job.bytes / job.wire_rate
+
+
+def test_alone_a_step_is_computing_and_optimizer():
+    one = scenario("single", 1, optimizer_s_per_mb=1e-3, fixed_s=0.1)
+    assert simulate(one).step_s == pytest.approx(0.3 + 0.1 + 0.553, rel=0.01)
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64, 1024])
+@pytest.mark.parametrize("mode", ["allreduce", "ddp"])
+def test_a_ring_that_only_sends_is_the_closed_form(mode, workers):
+    job = scenario(mode, workers, computing=1e-6, latency_s=0.0)
+    assert simulate(job).step_s == pytest.approx(wire_s(job), rel=0.01)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (4, 1), (8, 8), (4, 2), (16, 4)])
+def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers):
+    """Pushes and answers go both ways at once, but for a step's first and last messages."""
+    job = scenario("ps-async", workers, servers, computing=1e-6, latency_s=0.0)
+    assert simulate(job).step_s == pytest.approx(wire_s(job), rel=0.15)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_servers_beside_four_workers_stay_above_the_closed_form(servers, share):
+    job = scenario("ps-sync", 4, servers, computing=1e-6, latency_s=0.0, placement="shared")
+    job = replace(job, codec=Codec(wire_share=share))
+    assert 1 <= simulate(job).step_s / wire_s(job) < 1.3
+
+
+def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_as_said():
+    """Of computing alone, a ring and servers would be slow at the same steps, if they had the same draws."""
+    often = Slow(random_factor=6.0, random_share=0.1)
+    jobs = [scenario(mode, 4, k, bandwidth_gbit=1e7, latency_s=0.0, slow=often) for mode, k in EVERY[:3]]
+    found = [[simulate(job, seed=seed).step_s for seed in range(8)] for job in jobs]
+    expected = 0.3 * (1 + 5 * (1 - 0.9**4))
+    for steps in found:
+        assert steps == pytest.approx([expected] * 8, rel=0.1)
+    jittery = [[simulate(replace(job, slow=Slow(), jitter=0.1), seed=seed).step_s for seed in range(8)] for job in jobs]
+    for a, b in itertools.combinations(jittery, 2):
+        assert abs(statistics.correlation(a, b)) < 0.9
+
+
+def test_what_only_computes_takes_as_long_as_computing():
+    for mode, servers in EVERY:
+        job = scenario(mode, 8, servers, bandwidth_gbit=1e7, latency_s=0.0)
+        assert simulate(job).step_s == pytest.approx(0.3, rel=0.02), mode
+
+
+@pytest.mark.parametrize(("mode", "servers"), EVERY)
+def test_more_bandwidth_is_never_slower(mode, servers):
+    costs = Transport(50, 1e3, 0.4, 0.4, 0.4, 0.4, efficiency=0.94)
+    for workers in (2, 16):
+        job = scenario(mode, workers, servers, transport=costs, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4)
+        steps = [simulate(replace(job, bandwidth_gbit=rate)).step_s for rate in (0.1, 1, 10, 25, 100)]
+        assert all(b <= a * 1.02 for a, b in itertools.pairwise(steps)), (workers, steps)
+
+
+def test_one_server_of_64_workers_is_eight_times_as_slow_as_eight():
+    one, eight = (simulate(scenario("ps-sync", 64, k)).step_s for k in (1, 8))
+    assert 7 < one / eight < 9
+
+
+def test_communication_that_takes_cores_slows_computing():
+    busy = Transport(send_s_per_gb=1.0, receive_s_per_gb=1.0, server_send_s_per_gb=1.0, server_receive_s_per_gb=1.0)
+    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth_gbit=1e7, placement="shared", workers_per_host=4)
+    few, many = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
+    assert few > 1.5 * many
+
+
+def test_what_stays_on_a_host_may_cost_the_processors_less():
+    """A server beside the first of two workers: on that host, the ends of its own messages and one of the other's."""
+    costs = Transport(send_s_per_gb=1, receive_s_per_gb=1, server_send_s_per_gb=1, server_receive_s_per_gb=1)
+    beside = scenario(
+        "ps-sync", 2, 1, computing=1e-6, transport=costs, bandwidth_gbit=1e7, latency_s=0, placement="shared"
+    )
+    cheap = replace(beside, transport=replace(costs, local_share=0.2))
+    gigabytes = 2 * beside.bytes / 1e9
+    assert simulate(beside).step_s == pytest.approx(3 * gigabytes, rel=0.05)
+    assert simulate(cheap).step_s == pytest.approx((1 + 2 * 0.2) * gigabytes, rel=0.05)
+    apart = replace(beside, placement="dedicated")
+    assert simulate(apart) == simulate(replace(apart, transport=cheap.transport))
+
+
+def test_what_processes_take_while_idle_is_gone_for_all_else():
+    job = scenario("ps-sync", 3, 3, cores=0.45, placement="shared")
+    idle = replace(job, transport=Transport(idle_cores=0.05))
+    assert simulate(idle).step_s == pytest.approx(simulate(replace(job, cores=0.35)).step_s)
+    assert idle.free_cores(1000, 1) == pytest.approx(0.045)
+
+
+def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
+    clock, served = Clock(), []
+    link = Link(clock, random.Random(0))
+    for number in range(20):
+        for connection in "ab":
+            link.take(
+                connection, 1.0, lambda: None, lambda message=(connection, number): served.append((*message, clock.now))
+            )
+    clock.run(lambda: False)
+    assert [end for _, _, end in served] == [float(end) for end in range(1, 41)]
+    for connection in "ab":
+        assert [number for name, number, _ in served if name == connection] == list(range(20))
+    assert "".join(name for name, _, _ in served) not in ("ab" * 20, "a" * 20 + "b" * 20)
+
+
+def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
+    """Three workers on one link: no push of a bucket is through when it would be if all came in order. Of one worker
+    alone there is nothing to draw.
+    """
+    one, four = (scenario("ps-sync", n, 1, computing=1e-6, latency_s=0.0) for n in (1, 4))
+    assert simulate(one).step_s == pytest.approx(wire_s(one), rel=0.1)
+    assert 1.1 < simulate(four).step_s / wire_s(four) < 2
+    assert simulate(four, seed=1) != simulate(four, seed=2)
+
+
+def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
+    slow = Slow({1: 4.0})
+    for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2)):
+        job = scenario(mode, 4, servers, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
+        assert simulate(job).step_s == pytest.approx(4 * 0.3, rel=0.02)
+    job = scenario("ps-async", 4, 2, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
+    assert 4 / simulate(job, steps=8).step_s == pytest.approx((3 + 1 / 4) / 0.3, rel=0.02)
+    # A permanent straggler: bounded staleness runs at its rate in the end.
+    bounded = simulate(replace(job, mode="ps-ssp", staleness=1), steps=12).step_s
+    assert bounded > 2.5 * 0.3
+
+
+def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
+    """A worker beside the server takes 0.1 s for a share; another, whose gradients take 1 s on the wire, about that."""
+    job = scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424, latency_s=0.0)
+    endless = simulate(job, steps=20).step_s
+    assert endless == pytest.approx(2 / (1 / 0.1 + 1 / 1), rel=0.05)
+    # 30 steps are 60 shares; when the last are out the other has one to compute, to push and to be answered.
+    ends = 30 * simulate(replace(job, round_steps=30)).step_s
+    assert 30 * endless + 1 < ends < 30 * endless + 3
+    assert simulate(replace(job, round_steps=100_000)).step_s == pytest.approx(endless, rel=0.03)
+    # Without leases all wait for the slower of the two, whose shares are half of all.
+    assert simulate(replace(job, round_steps=30, leased=False)).step_s == pytest.approx(1.1, rel=0.1)
+
+
+def test_what_a_step_exposes_is_a_part_of_it():
+    """Of a step of the job, as its seconds are: not of a share of the slower worker, which takes longer than that."""
+    outcome = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424))
+    assert outcome.exposed_comm_s == pytest.approx(outcome.step_s * 0.9 / 2, rel=0.05)
+
+
+def test_staleness_of_pushes_applied_at_once_is_the_others_number():
+    job = scenario("ps-async", 6, 1, softsync=False, bandwidth_gbit=10, jitter=0.1)
+    assert simulate(job, steps=20).staleness_mean == pytest.approx(6 - 1, rel=0.25)
+    assert simulate(replace(job, softsync=True), steps=20).staleness_mean < 2
+    assert simulate(scenario("ps-sync", 6, 1)).staleness_mean == 0
+
+
+@pytest.mark.timeout(60)
+def test_1024_workers_of_vgg16_take_seconds():
+    """The bar is 20 s on a free core; processor time, since other tests run beside this one."""
+    began = time.process_time()
+    for mode, servers, placement in (
+        ("allreduce", 0, "dedicated"),
+        ("ps-sync", 16, "dedicated"),
+        ("ps-async", 1024, "shared"),
+    ):
+        simulate(scenario(mode, 1024, servers, placement=placement, jitter=0.05), steps=3)
+    assert time.process_time() - began < 20
