@@ -45,7 +45,7 @@ def test_readmes_example_runs_in_a_thread(tmp_path):
     assert said["verdict"] == json.loads((tmp_path / "runs/python/verdict.json").read_text())
     assert "<h1>NOT YET KNOWN</h1>" in said["html"] and "<table>" in said["html"]
     assert said["plotted"]
-    assert said["parts"]["forward"] > 0
+    assert said["parts"]["computing"] > 0
     assert said["hv"], "a room hides the function of its name"
 
 
