@@ -11,6 +11,7 @@ import click
 from hvdtrain.comparing.earlier import asked, claimed, find_finished
 from hvdtrain.comparing.forecast import Record, forecast
 from hvdtrain.comparing.grid import SPANNED, Axes, Planned, dry_run_lines, plan
+from hvdtrain.comparing.pilot import but_for_the_wire, of_a_side
 from hvdtrain.comparing.reporting import draw_report, margin_options, print_report
 from hvdtrain.comparing.running import Comparison
 from hvdtrain.comparing.tune import sides, told, widen
@@ -141,7 +142,8 @@ def compare(
 
     Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. A shorter one of each comes
     first, and what is far behind there is left out. Then one of each mathematics is trained as a whole, twice where the
-    answer hangs on it. With a length, as --epochs 5, all are trained instead, or, with --trainings, after sprints.
+    answer hangs on it. With a length, as --epochs 5, all are trained instead, or, with --trainings, after sprints;
+    servers over the wire that was the faster in a pilot, unless --wire is given.
 
     `single` is one machine with all its cores. Workers of all others compute with as many threads as each other.
     With no options it takes some minutes on two cores. A comparison that was interrupted goes on with the same command
@@ -161,7 +163,9 @@ def compare(
     contenders = plan(config, axes, listed, launcher, cores, scaling)
     earlier, record = find_finished(folder), Record(folder)
     record.ask(asked(config, sprint_s, contenders))
-    job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, trainings if sprint_s else 0, tune or 0.0)
+    rivalry = of_a_side if sprint_s else None if given_options(ctx, ["wire"]) else but_for_the_wire
+    wholes = trainings if sprint_s else 0
+    job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, wholes, rivalry, tune or 0.0)
     if dry_run:
         lines = [*(_tuning_lines(contenders) if tune else ()), *dry_run_lines(job.runs(), folder, secrets)]
         perhaps = [*job.pilots(), *job.spare_trainings()]

@@ -5,12 +5,14 @@ The pilot is a short sprint of each, which does not count: choosing and judging 
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 from hvdtrain import modes
 from hvdtrain.comparing.forecast import Record
 from hvdtrain.comparing.grid import Planned, grouped
 from hvdtrain.runs.request import mathematics, mode_options
+
+Rivalry = Callable[[Planned], Hashable]  # equal of contenders of which not all are repeated
 
 PILOT_S = 1.5
 FAR_BEHIND = 0.7  # of the samples/s of the best of a family
@@ -18,18 +20,30 @@ FIRST = (modes.RING, modes.SERVERS, modes.ONE_MACHINE)  # whose training stands 
 HALF = 0.5  # of one machine's samples/s, below which nobody would train
 
 
-def needs_pilot(contenders: Sequence[Planned], record: Record) -> list[Planned]:
+def of_a_side(run: Planned) -> Hashable:
+    """Rivals are those of a family, on so many workers."""
+    return run.side
+
+
+def but_for_the_wire(run: Planned) -> Hashable:
+    """Rivals are those that differ in their wire alone."""
+    return run.side, dataclasses.replace(run.config, wire="")
+
+
+def needs_pilot(contenders: Sequence[Planned], record: Record, rivalry: Rivalry = of_a_side) -> list[Planned]:
     """Those of which it is open whether they are repeated, and which have not run."""
-    return [run for rivals in _rivals(contenders) if len(rivals) > 1 for run in rivals if not record.speed(run)]
+    return [
+        run for rivals in _rivals(contenders, rivalry) if len(rivals) > 1 for run in rivals if not record.speed(run)
+    ]
 
 
-def leave_out(contenders: Sequence[Planned], record: Record) -> list[str]:
+def leave_out(contenders: Sequence[Planned], record: Record, rivalry: Rivalry = of_a_side) -> list[str]:
     """Write down which contenders are left out, a line each; what was decided before stays.
 
-    Of several wires a mode's fastest is taken; of a family, on so many workers, those that are not far behind its best.
+    Of several wires a mode's fastest is taken; of rivals, those that are not far behind the best.
     """
     lines = []
-    for rivals in _rivals([run for run in contenders if record.speed(run)]):
+    for rivals in _rivals([run for run in contenders if record.speed(run)], rivalry):
         best = max(rivals, key=record.speed)
         for run in rivals:
             twins = [other for other in rivals if dataclasses.replace(other.config, wire=run.config.wire) == run.config]
@@ -70,5 +84,5 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
     return chosen
 
 
-def _rivals(contenders: Sequence[Planned]) -> list[list[Planned]]:
-    return list(grouped(contenders, [run.side for run in contenders]).values())
+def _rivals(contenders: Sequence[Planned], rivalry: Rivalry = of_a_side) -> list[list[Planned]]:
+    return list(grouped(contenders, [rivalry(run) for run in contenders]).values())

@@ -13,7 +13,7 @@ from typing import Any
 from hvdtrain.comparing.earlier import match, set_aside
 from hvdtrain.comparing.forecast import Record
 from hvdtrain.comparing.grid import Planned, in_rounds
-from hvdtrain.comparing.pilot import PILOT_S, leave_out, needs_pilot, taken, trainings
+from hvdtrain.comparing.pilot import PILOT_S, Rivalry, leave_out, needs_pilot, taken, trainings
 from hvdtrain.comparing.tune import search, sides, tuned
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import in_minutes, with_noun
@@ -46,12 +46,13 @@ class Comparison:
         sprint_s: how long a sprint lasts; 0: all are whole runs.
         trainings: how many whole runs follow the sprints, of each mathematics; None: one, and a second where the answer
             hangs on it.
+        rivalry: of which contenders a pilot leaves some out; None: of none.
         tune_s: of each side only the best counts, which is looked for first, for so long; 0: all do.
     """
 
     def __init__(
         self, folder: Path, contenders: Sequence[Planned], earlier: Mapping[Hashable, Path], record: Record,
-        sprint_s: float, repeats: int, trainings: int | None, tune_s: float = 0.0,
+        sprint_s: float, repeats: int, trainings: int | None, rivalry: Rivalry | None = None, tune_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.folder, self.contenders, self.sprint_s, self.repeats = folder, contenders, sprint_s, repeats
         self.record, self.trainings = record, 1 if trainings is None else trainings
@@ -64,7 +65,7 @@ class Comparison:
         self.failed: dict[str, str] = {}  # contenders by names of runs: they are not tried again
         self.began = time.monotonic()
         self.progress: Any = None
-        self.tune_s, self.settings = tune_s, contenders
+        self.rivalry, self.tune_s, self.settings = rivalry, tune_s, contenders
         if tune_s:
             self.contenders = tuned(contenders, record)
 
@@ -76,7 +77,8 @@ class Comparison:
 
     def pilots(self) -> list[Planned]:
         """Sprints of those contenders of which it is open whether they are worth it."""
-        return [run.sprint(PILOT_S) for run in needs_pilot(self.contenders, self.record)] if self.sprint_s else []
+        unknown = needs_pilot(self.contenders, self.record, self.rivalry) if self.rivalry else []
+        return [run.sprint(PILOT_S) for run in unknown]
 
     def spare_trainings(self) -> list[Planned]:
         """Those that follow where the answer hangs on them."""
@@ -104,7 +106,7 @@ class Comparison:
                 self.contenders = tuned(self.settings, self.record)
                 self._save_tuned()
             self._do(self.pilots(), "pilot")
-            for line in leave_out(self.contenders, self.record) if self.sprint_s else ():
+            for line in leave_out(self.contenders, self.record, self.rivalry) if self.rivalry else ():
                 self.console.print(line)
             self.record.save()
             contenders = taken(self.contenders, self.record)

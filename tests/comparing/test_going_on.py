@@ -21,6 +21,7 @@ from hvdtrain.comparing.command import compare
 from hvdtrain.comparing.earlier import asked, claimed, find_finished, match, set_aside
 from hvdtrain.comparing.forecast import Record
 from hvdtrain.comparing.grid import Axes, in_rounds, plan
+from hvdtrain.comparing.pilot import but_for_the_wire, of_a_side
 from hvdtrain.comparing.running import Comparison
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
@@ -200,12 +201,25 @@ def made_by(
     monkeypatch.setattr(running, "reach_answers", lambda *_: answers(made))
     contenders = plan(RunConfig(), Axes(modes.split(","), options={"wire": ["rpc", "zmq"]}))
     record = Record(tmp_path)
-    job = Comparison(tmp_path, contenders, {}, record, sprint_s, more.pop("repeats", 5), more.pop("trainings", 1))
+    repeats, wholes = more.pop("repeats", 5), more.pop("trainings", 1)
+    rivalry = of_a_side if sprint_s else but_for_the_wire
+    job = Comparison(tmp_path, contenders, {}, record, sprint_s, repeats, wholes, rivalry)
     assert job.run({}, until_sure=until_sure) == []
     return made
 
 
 SPEEDS = {"single": 1500, "allreduce": 1100, "ps-sync-w2-s1-rpc": 880, "ps-sync-w2-s1-zmq": 1000, "ps-async": 1020}
+
+
+def test_of_whole_runs_a_pilot_leaves_out_the_slower_wire_alone(tmp_path, monkeypatch):
+    speeds = SPEEDS | {"ps-async": 500}  # far behind, and trained all the same
+    made = made_by(tmp_path, monkeypatch, speeds, "allreduce,ps-sync,ps-async", sprint_s=0, repeats=2, trainings=0)
+    assert [name for place, name in made if place == "pilot"] == [
+        f"{mode}-w2-s1-{wire}-r1" for mode in ("ps-sync", "ps-async") for wire in ("rpc", "zmq")
+    ]
+    assert {name for place, name in made if place == "runs"} == {
+        f"{run}-r{number}" for run in ("allreduce-w2", "ps-sync-w2-s1-zmq", "ps-async-w2-s1-rpc") for number in (1, 2)
+    }
 
 
 def test_a_pilot_comes_first_and_each_mathematics_is_trained_once(tmp_path, monkeypatch):
@@ -234,7 +248,7 @@ def answer(word, **quality):
     return Answer(word, "", [], "", [], {"quality": [quality] if quality else []})
 
 
-@pytest.mark.parametrize(("known_after", "done"), [(9, 15), (16, 21), (99, 30)])
+@pytest.mark.parametrize(("known_after", "done"), [(9, 12), (13, 16), (99, 22)])
 def test_repeats_end_after_the_look_at_which_the_answer_is_known(known_after, done, tmp_path, monkeypatch):
     def answers(made):
         return [answer(RING if len(made) >= known_after else UNKNOWN)]
@@ -258,7 +272,7 @@ def test_a_second_training_is_made_where_the_answer_hangs_on_it(said, second, tm
     made = made_by(tmp_path, monkeypatch, SPEEDS, modes, answers=lambda made: [said], repeats=7, trainings=None)
     assert [name for _, name in made if name.endswith("-t-r2")] == second
     contenders = plan(RunConfig(), Axes(modes.split(",")))
-    asked_for = Comparison(tmp_path, contenders, {}, Record(tmp_path), 4.0, 7, 1)
+    asked_for = Comparison(tmp_path, contenders, {}, Record(tmp_path), 4.0, 7, 1, of_a_side)
     assert asked_for.spare_trainings() == []  # --trainings 1
 
 
