@@ -39,8 +39,8 @@ from hvdtrain.runs.request import (
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.option(
     "--launcher", metavar="NAME",
-    help="How ranks are started: local, ssh, mpi, srun, slurm, sge, yarn, kubernetes, or a recipe of your own in "
-    "launchers/  [default: local, with -H ssh; with --resume as before].",
+    help=f"How ranks are started, by a recipe in launchers/: {', '.join(recipes.names('launchers'))}  "
+    "[default: local, with -H ssh; with --resume as before].",
 )  # fmt: skip
 @click.option(*NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before.")
 @click.option(*NUM_SERVERS, type=ServerNumber(), help="Parameter servers, or `equal` to the workers; likewise.")

@@ -34,7 +34,10 @@ class Mode:
         order: its place in tables and legends.
         colour, marker: in plots. Any two colours are at least 20 CIE76 units apart, also with protanopia, deuteranopia
             or tritanopia (simulated after Machado et al., 2009): blues for rings.
-        lockstep: all workers are at the same step at the same time.
+        lockstep: all workers are at the same step at the same time, and every push counts: `verify` holds the weights
+            to those of one process, and a training of one such mode stands for all in a comparison. To leave pushes out
+            is an option, as ps-sync's backup. Without lockstep a policy has to answer `idle`: who waits for a worker
+            that pushes nothing for now would go on waiting.
         survives_lost_worker: the others go on when a worker dies.
         options: those of RunConfig's fields that not every mode uses and this one does.
         compressions: the codecs that it can send gradients with; ("any",) for all that need one worker alone.

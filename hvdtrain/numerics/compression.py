@@ -17,7 +17,7 @@ NAMES = ["none", "fp16", "bf16", "int8", "topk:SHARE", "2bit:THRESHOLD", "powers
 def parse(name: str) -> tuple[str, float]:
     """The kind and its number (0 where it takes none): ("topk", 0.01) from `topk:0.01`. UsageError for others."""
     kind, _, number = name.partition(":")
-    if kind in ("none", "fp16", "bf16", "int8", "powersgd") and not number:
+    if kind in NAMES and not number:
         return kind, 0.0
     try:
         value = float(number)

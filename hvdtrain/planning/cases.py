@@ -115,7 +115,7 @@ def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dic
         fixed_s=local_s, jitter=values["jitter"], cores=cluster.cores_per_host, on_processor=False,
         workers_per_host=per_host, placement=cell.placement, under_way_bytes=NO_WINDOW, softsync=False,
     )  # fmt: skip
-    detail = FINE._replace(pieces=40 if job.mode in ("ps-ssp", "ps-async") else 100)
+    detail = FINE._replace(pieces=100 if job.in_lockstep else 40)
     return cell.workers * case.model.batch_per_worker / simulate(job, 3, 0, detail).step_s
 
 

@@ -74,7 +74,7 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     groups = []
     for (servers, workers), alike in groupby(hosts):
         number = len(list(alike))
-        parts = min(number, MOST_SERVER_GROUPS if servers else 1 if scenario.mode == "ps-sync" else most)
+        parts = min(number, MOST_SERVER_GROUPS if servers else 1 if scenario.in_lockstep else most)
         groups += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
     return groups
 

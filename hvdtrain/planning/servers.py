@@ -77,7 +77,7 @@ class _Workers:
 
     def __init__(self, job: "ServerJob", hosts: _Hosts, times: int, factor: float) -> None:
         self.job, self.hosts, self.times, self.factor = job, hosts, times, factor
-        among = times if job.scenario.mode == "ps-sync" else 1
+        among = times if job.scenario.in_lockstep else 1
         self.compute = Computing(job.scenario, job.clock, hosts.cores, times, job.random, among)
         self.io = Thread(hosts.cores, times)
         self.step = 0
@@ -177,7 +177,7 @@ class ServerJob:
             for hosts in self.hosts
             for factor, count in hosts.group.workers
         ]
-        self.averages = scenario.mode == "ps-sync" or scenario.softsync
+        self.averages = scenario.in_lockstep or scenario.softsync
         self.pushed = [[0] * len(self.workers) for _ in self.pieces]  # the step of each group's last push
         self.came = [0] * len(self.pieces)  # pushes that wait to be an update
         self.version = [0] * len(self.pieces)
@@ -288,7 +288,7 @@ class ServerJob:
         """A server has a push: who is answered, and whether the weights are updated before."""
         scenario, workers = self.scenario, self.scenario.workers if self.averages else 1
         self.pushed[number][self.workers.index(worker)] = step
-        if len(worker.ends) >= WARM_UP and scenario.mode != "ps-sync":
+        if len(worker.ends) >= WARM_UP and not scenario.in_lockstep:
             ahead = 0 if scenario.softsync else (worker.times - 1) / 2
             self.staleness_sum += worker.times * (self.version[number] - read + ahead)
             self.pushes += worker.times
@@ -306,9 +306,9 @@ class ServerJob:
     def _release(self, number: int) -> None:
         """Answer those pushes of a piece whose workers the mode lets take their next step."""
         limit = math.inf
-        if self.scenario.mode == "ps-sync" and self.came[number]:
+        if self.scenario.in_lockstep and self.came[number]:
             return
-        if self.scenario.mode == "ps-ssp":
+        if self.scenario.bounds_staleness:
             limit = min(self.pushed[number]) + self.scenario.staleness
         held = self.held[number]
         self.held[number] = [(worker, step) for worker, step in held if step > limit]

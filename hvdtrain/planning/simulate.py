@@ -20,7 +20,7 @@ def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail =
         return RingJob(scenario, steps or enough, of_mode).run()
     buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
     enough = max(STEPS, min(MOST_STEPS, math.ceil(BUCKETS / buckets)))
-    if scenario.mode != "ps-sync":
+    if not scenario.in_lockstep:
         enough = STEPS_ASYNCHRONOUS
     if scenario.slow.random_share:
         enough = STEPS_STRAGGLERS

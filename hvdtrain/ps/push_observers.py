@@ -1,4 +1,6 @@
-"""What watches a worker's pushes: another observer is another class here, and an entry in `observers`."""
+"""What watches a worker's pushes, on the worker: another observer is another class here, and an entry in `observers`.
+What servers count is in server_metrics.py.
+"""
 
 import time
 from typing import TYPE_CHECKING, Any

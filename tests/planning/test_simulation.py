@@ -5,9 +5,11 @@ import random
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from hvdtrain import modes
 from hvdtrain.planning.engine import Clock, Link
 from hvdtrain.planning.scenario import Codec, Layer, Scenario, Slow, Transport
 from hvdtrain.planning.simulate import simulate
@@ -169,6 +171,23 @@ def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
     # A permanent straggler: bounded staleness runs at its rate in the end.
     bounded = simulate(replace(job, mode="ps-ssp", staleness=1), steps=12).step_s
     assert bounded > 2.5 * 0.3
+
+
+def test_a_mode_that_is_added_is_simulated_as_what_it_declares(tmp_path, monkeypatch):
+    folder = Path(modes.__file__).parent
+    for name in ("ps_sync", "ps_ssp", "ps_async"):
+        text = (folder / f"{name}.py").read_text()
+        (tmp_path / f"{name}.py").write_text(text)
+        (tmp_path / f"{name}_twin.py").write_text(text)
+    monkeypatch.setattr(modes, "_FOLDER", tmp_path)
+    modes._declared.cache_clear()
+    try:
+        for mode in ("ps-sync", "ps-ssp", "ps-async"):
+            job = scenario(mode, 4, 2, slow=Slow({1: 4.0}), bandwidth_gbit=1e7, latency_s=0.0, staleness=1)
+            twin = replace(job, mode=f"{mode}-twin")
+            assert simulate(twin).step_s == pytest.approx(simulate(job).step_s, rel=0.02)
+    finally:
+        modes._declared.cache_clear()
 
 
 def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
