@@ -128,7 +128,7 @@ class Playback:
     def __init__(self, config: RunConfig, workers: int, threads: int, lines: Lines, leases: Leases | None) -> None:
         torch.set_num_threads(threads)
         set_up(config)
-        data = find_dataset(config.dataset)
+        data = find_dataset(config.dataset, config.skip_bad)
         augment = Augment(config.augment, config.seed)
         self.config, self.total = config, config.total_steps(len(data.train))
         self.outer_lr = config.taken_outer(workers)[0] if config.local_steps else None

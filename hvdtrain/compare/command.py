@@ -253,7 +253,7 @@ def _look(configs: list[RunConfig]) -> tuple[str, int]:
     first = configs[0]
     if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
         raise UsageError(f"--pretrained {first.pretrained}: no such file")
-    data = find_dataset(first.dataset)
+    data = find_dataset(first.dataset, first.skip_bad)
     for config in configs:
         check_length(config, len(data.train))
     return identity(data), len(data.train)

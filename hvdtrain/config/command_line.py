@@ -21,7 +21,7 @@ GROUPS = {
     FIRST: (
         "preset", "mode", "modes", "ops", "workers", "servers", "repeats", "out", "dry_run", "resume", "join", "file",
     ),
-    "Data": ("dataset", "image_size", "augment", "shuffle_block"),
+    "Data": ("dataset", "skip_bad", "image_size", "augment", "shuffle_block"),
     "Model": ("model", "width", "pretrained", "freeze", "dropout"),
     "Optimisation": (
         "batch_size", "epochs", "steps", "time_budget", "lr", "optimizer", "schedule", "warmup", "weight_decay",

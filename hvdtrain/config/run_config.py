@@ -38,9 +38,12 @@ class RunConfig:
         ("--num-servers", "-s"),
     )  # fmt: skip
     dataset: str = option(
-        "digits", "A data set's name, a folder with TrainData/ and ValidationData/, or the URL of packed shards; "
-        "`synthetic`, or --synthetic alone, is noise that costs nothing to read.", str,
+        "digits", "A data set's name, a folder with train/ and val/ (or TrainData/ and ValidationData/), or the URL of "
+        "packed shards; `synthetic`, or --synthetic alone, is noise that costs nothing to read.", str,
     )  # fmt: skip
+    skip_bad: bool = option(
+        False, "Leave damaged images of a folder out: all are looked at before training, once a host.", bool
+    )
     image_size: int = option(
         0, "Side in pixels, of VGGs from 32; `auto`: as most images, 32 to 224.", WordOr("auto", 0, click.IntRange(0))
     )

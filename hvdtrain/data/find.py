@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from hvdtrain.config import recipes
+from hvdtrain.data.bad_images import without_bad
 from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, scan
 from hvdtrain.data.recipe import Recipe
@@ -12,19 +13,25 @@ from hvdtrain.data.synthetic import NAME, synthetic
 from hvdtrain.errors import UsageError, unknown
 
 
-def find_dataset(dataset: str) -> ImageFolder:
+def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
     """List the images of the data set that `--dataset` names.
+
+    Args:
+        skip_bad: without a folder's damaged images, which are looked for first.
 
     Raises:
         UsageError: there is no such data set.
     """
     if is_url(dataset):
+        if skip_bad:
+            raise UsageError("--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with")
         from hvdtrain.data import shards
 
         return shards.read(dataset)
     if dataset == NAME:
         return synthetic()
-    return scan(locate_folder(dataset))
+    folder = scan(locate_folder(dataset))
+    return without_bad(folder) if skip_bad else folder
 
 
 def is_name(dataset: str) -> bool:

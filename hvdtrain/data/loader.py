@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.folder import Files, Samples
-from hvdtrain.data.image import decode_smaller, decoding, open_image, read, upright, upright_size
+from hvdtrain.data.image import decode_smaller, decoding, open_image, read, skippable, upright, upright_size
 from hvdtrain.data.sampling import Share
 from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.synthetic import SyntheticImage
@@ -119,7 +119,11 @@ class Loader:
         if isinstance(sample, SyntheticImage):  # nothing to decode, and no part of noise to prefer
             return sample.pixels(self.side)
         name = str(sample)
-        with open_image(reading.result() if reading else read(sample), name) as image, decoding(name):
+        with (
+            skippable(sample),
+            open_image(reading.result() if reading else read(sample), name) as image,
+            decoding(name),
+        ):
             fitted = self._fit(image, epoch, index)
             return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
 

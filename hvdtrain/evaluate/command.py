@@ -18,7 +18,7 @@ from hvdtrain.system.memory import importing
 @click.option("--dataset", default="", help="Another data set's name, folder or URL, with the same classes.")
 @click.option(
     "--split", type=click.Choice(["validation", "test"]), default="validation", show_default=True,
-    help="Which images: ValidationData/, which training looks at, or TestData/, which it does not.",
+    help="Which images: those that training looks at to validate, or those of test/ (TestData/), which it does not.",
 )  # fmt: skip
 @click.option(
     "--out", type=Folder(path_type=Path),
@@ -50,13 +50,13 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
     from hvdtrain.data.find import find_dataset
 
     name = dataset or config.dataset
-    trained_on, data = find_dataset(config.dataset), find_dataset(name)
+    trained_on, data = (find_dataset(each, config.skip_bad) for each in (config.dataset, name))
     if trained_on.classes != data.classes:
         known, given = ", ".join(trained_on.classes), ", ".join(data.classes)
         raise UsageError(f"the model knows the classes {known}; {dataset} has {given}")
     samples = data.test if split == "test" else data.validation
     if not samples:
-        raise UsageError(f"the data set {name} has no TestData/: use --split validation")
+        raise UsageError(f"the data set {name} has no test images: use --split validation")
     from hvdtrain.data.identity import identity
 
     with importing():

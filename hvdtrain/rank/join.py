@@ -49,7 +49,7 @@ def join_run(folder: Path) -> None:
     from hvdtrain.system import trace
     from hvdtrain.training import device
 
-    data = find_dataset(config.dataset)
+    data = find_dataset(config.dataset, config.skip_bad)
     if (found := identity(data)) != facts.dataset_hash:
         raise UsageError(
             f"{config.dataset} holds other images here than in {folder}: {found}, not {facts.dataset_hash}"

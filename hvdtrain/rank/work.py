@@ -17,6 +17,7 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.augment import Augment
+from hvdtrain.data.bad_images import summary_of
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.identity import identity
@@ -25,7 +26,7 @@ from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.formatting import with_noun
+from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.models.layers import Network
 from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.numerics.slowdown import Slowdown
@@ -113,7 +114,7 @@ def prepare(
 
 def _images(config: RunConfig, world: World) -> ImageFolder:
     """UsageError where there are none, or too few for what is asked."""
-    data = find_dataset(config.dataset)
+    data = find_dataset(config.dataset, config.skip_bad)
     if len(data.train) < world.workers:
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
     check_length(config, len(data.train))
@@ -310,6 +311,9 @@ def _begin(
             f"not used in the class folders: {data.passed_over}; `hvdtrain data check {data.root}` names them",
             file=terminal.out, flush=True,
         )  # fmt: skip
+    if data.bad:
+        print(f"--skip-bad left out {with_noun(len(data.bad), 'damaged image')}: {some_of(data.bad)}",
+              file=terminal.out, flush=True)  # fmt: skip
     of_servers = sync.ask_servers("host")
     server_environment = [facts.pop("environment") for facts in of_servers]  # a host's is its workers'
     hosts = by_host({rank: its["host"] for rank, its in of_ranks.items()} | dict(enumerate(of_servers)))
@@ -319,6 +323,7 @@ def _begin(
         "dataset_hash": before.get("dataset_hash") or images, "image_size": side,
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
+        "bad_images": summary_of(data.bad),
     })  # fmt: skip
     facts["parts"] = [*before.get("parts", []), part(facts, resumed.step if resumed else 0)]
     write_json(job.folder / MANIFEST, facts)

@@ -62,7 +62,7 @@ def manifest(
         hosts: see by_host.
         server_environment: of each server, see speed_variables.
         seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
-            initial_weights.
+            initial_weights, bad_images.
     """
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
     push_scale = config.taken_push_scale if "push_scale" in mode.options else "mean" if world.servers else ""

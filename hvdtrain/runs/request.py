@@ -29,7 +29,7 @@ MAY_CHANGE = {
     "compression", "wire", "ring_transport", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget",
     "sprint", "repeat",
     "deterministic", "save", "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every",
-    "timeout", "dataset", "pretrained",  # names of what is compared by its content
+    "timeout", "dataset", "skip_bad", "pretrained",  # what is compared by its content
 }  # fmt: skip
 
 
