@@ -1,4 +1,4 @@
-"""Finds the data set that `--dataset` names: a recipe, a folder, or shards at a URL."""
+"""Finds the data set that `--dataset` names: a recipe, a folder, shards at a URL, or a user's own function."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,7 @@ from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root
 from hvdtrain.data.synthetic import NAME, synthetic
 from hvdtrain.errors import UsageError, unknown
+from hvdtrain.system.own_code import is_code
 
 
 def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
@@ -30,6 +31,10 @@ def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
         return shards.read(dataset)
     if dataset == NAME:
         return synthetic()
+    if is_code(dataset):
+        from hvdtrain.data.own import own_data  # imports torch
+
+        return own_data(dataset)
     folder = scan(locate_folder(dataset))
     return without_bad(folder) if skip_bad else folder
 

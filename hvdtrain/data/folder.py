@@ -1,4 +1,4 @@
-"""Image folders: ROOT/train/<class>/<image>, ROOT/val/<class>/<image>, and perhaps ROOT/test, by any name in PART_NAMES."""
+"""Image folders: ROOT/train/<class>/<image>, ROOT/val/<class>/<image>, and perhaps ROOT/test; PART_NAMES has more."""
 
 import hashlib
 import os

@@ -13,10 +13,12 @@ from torch import nn
 
 from hvdtrain import modes
 from hvdtrain.coordination.job import Job
+from hvdtrain.models.own import batch_norm_and_dropout
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.runs.launched import Launched, job_command, read_launched
-from hvdtrain.runs.request import choice, mode_options, shares_of
+from hvdtrain.runs.request import mode_options, shares_of
+from hvdtrain.system.own_code import short
 from hvdtrain.wire.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.network import use_one_interface
@@ -62,7 +64,7 @@ def manifest(
         hosts: see by_host.
         server_environment: of each server, see speed_variables.
         seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
-            initial_weights, bad_images.
+            initial_weights, model_hash, bad_images.
     """
     config, world, mode = job.config, job.world, modes.declared(job.config.mode)
     push_scale = config.taken_push_scale if "push_scale" in mode.options else "mean" if world.servers else ""
@@ -75,6 +77,8 @@ def manifest(
     return {
         "hvdtrain": version("hvdtrain"),
         **{name: getattr(config, name) for name in AS_ASKED},
+        **{name: short(getattr(config, name)) for name in ("model", "dataset")},
+        **batch_norm_and_dropout(model),
         "options": mode_options(config),
         "workers": world.workers,
         "servers": world.servers,
@@ -92,7 +96,7 @@ def manifest(
         "outer_momentum": outer_momentum,
         "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in mode.options else 0.0,
         "shares": shares_of(config),
-        "wait_for": choice(config, "wait_for"),
+        "wait_for": job.wait_for,
         "staleness_bound": bound,
         "respawns": bool(os.environ.get(RESPAWNS)),
         "bucket_mb": config.bucket_mb if "bucket_mb" in mode.options else None,

@@ -141,7 +141,7 @@ def said_of(runs):
         ("all ran on one host", [run("allreduce", 2), run()], [run()]),
         ("hosts of one run differ: cores 2 on a and 4 on b",
          [run("allreduce", 2, change={"hosts": {"a": {"cores": 2}, "b": {"cores": 4}}})], [run("allreduce", 2)]),
-        ("dropout masks", [run(change={"dropout": 0.5})], [run()]),
+        ("dropout masks", [run(change={"dropout_layers": True})], [run()]),
         ("batch norm", [run(change={"model": "vgg11_bn"})], [run()]),
         ("became NaN: one machine", [run(val_loss=math.nan)], [run()]),
         ("came and went: allreduce ×2", [run("allreduce", 2, returned_servers=[RETURN])], [run("allreduce", 2)]),
