@@ -22,13 +22,13 @@ PATH = click.Path(path_type=Path, resolve_path=True)
 def data() -> None:
     """Build and inspect image folders.
 
-    hvdtrain trains on folders of this shape, the one that torchvision's ImageFolder reads twice:
+    hvdtrain trains on folders of this shape, as they are; the parts may be called as datasets/README.md lists:
 
     \b
-      FOLDER/TrainData/<class>/<image>.png       (or jpg, jpeg, bmp, webp)
-      FOLDER/ValidationData/<class>/<image>.png  (the same classes)
+      FOLDER/train/<class>/<image>.png   (or jpg, jpeg, bmp, webp)
+      FOLDER/val/<class>/<image>.png     (the same classes)
 
-    `hvdtrain data build folder --source DIR --out FOLDER` makes one of your images, in a folder for each class.
+    `hvdtrain data build folder --source DIR --out FOLDER` makes one of images that are in a folder for each class.
     `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data set, which is built on first use
     and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
     """

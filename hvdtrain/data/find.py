@@ -63,6 +63,8 @@ def locate_folder(dataset: str) -> Path:
         folder = cache_root() / "datasets" / f"{dataset}-{request.key[:12]}"
         is_damaged = folder.exists() and not is_built(request, folder)
         return build(dataset, folder, force=is_damaged)
+    if dataset.endswith(".py"):
+        raise UsageError(f"--dataset {dataset} names no function: give {dataset}:data, say")
     try:
         folder = Path(dataset).expanduser()
         if os.sep in dataset or folder.is_dir():

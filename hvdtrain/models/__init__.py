@@ -54,6 +54,8 @@ def family(name: str) -> ModuleType:
     for module in families():
         if name in module.NAMES:
             return module
+    if name.endswith(".py"):
+        raise UsageError(f"--model {name} names no function: give {name}:build, say")
     raise unknown("model", name, name_lists())
 
 

@@ -49,7 +49,7 @@ def make_own(name: str, classes: int, inputs: torch.Tensor) -> nn.Module:
 
 def tried(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> nn.Module:
     """The model, once it has been forward and back with these inputs. UsageError where that is not as it should be."""
-    with torch.random.fork_rng(devices=[]):
+    with _unchanged(model):
         _try(name, model, inputs, classes)
     return model.train()
 
@@ -103,7 +103,8 @@ def read_early(model: nn.Module, inputs: torch.Tensor) -> str:
             for p, values in kept.items():
                 p.data.copy_(values)
 
-    with _evaluating(model), torch.no_grad():
+    with _unchanged(model), torch.no_grad():
+        model.train()
         if not reads(list(model.parameters())):
             return ""
         return next((name for name, p in model.named_parameters() if reads([p])), "a parameter")
@@ -116,13 +117,16 @@ def _mend(kept: dict[nn.Parameter, torch.Tensor], module: nn.Module, inputs: Any
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Have torch's random numbers, and the model's statistics, as they were."""
     was_training = model.training
-    model.eval()
-    try:
+    before = {key: value.clone() for key, value in model.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
         yield
-    finally:
-        model.train(was_training)
+    model.train(was_training)
+    for key, buffer in model.named_buffers():
+        if key in before:
+            buffer.copy_(before[key])
 
 
 def _builder(name: str) -> Callable[..., Any]:
@@ -207,8 +211,7 @@ def _check_tensors(name: str, model: nn.Module) -> None:
 
 
 def _try(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> None:
-    """Go forward as a test does and as training does, and back. Weights and statistics stay as they are."""
-    before = {key: value.clone() for key, value in model.named_buffers()}
+    """Go forward as a test does and as training does, and back."""
     scores = inputs
     for training in (False, True):
         model.train(training)
@@ -230,9 +233,6 @@ def _try(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> Non
             )
         if gradient.layout != torch.strided:
             raise UsageError(f"--model {name}: parameter {key} has sparse gradients: use sparse=False")
-    for key, buffer in model.named_buffers():
-        if key in before:
-            buffer.copy_(before[key])
 
 
 def _kind(value: Any) -> str:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -31,7 +32,7 @@ def is_code(name: str) -> bool:
 def file_of(name: str) -> Path | None:
     """The file that is imported, absolute; None where the name is no file's."""
     place = name.rpartition(":")[0]
-    return Path(place).expanduser().absolute() if is_code(name) and place.endswith(".py") else None
+    return Path(os.path.abspath(Path(place).expanduser())) if is_code(name) and place.endswith(".py") else None
 
 
 def with_file(name: str, file: Path) -> str:
@@ -54,6 +55,8 @@ def load(name: str, option: str) -> Callable[..., Any]:
         UsageError: there is no such file, module or function, or importing it failed.
     """
     file, _, function = name.rpartition(":")
+    if not file_of(name) and Path(f"{file}.py").is_file():
+        raise UsageError(f"{option} {name} is of an installed package: for the file here give ./{file}.py:{function}")
     with told(option, name, "cannot be imported"):
         module = _of_file(path) if (path := file_of(name)) else importlib.import_module(file)
     found = getattr(module, function, None)

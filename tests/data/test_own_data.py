@@ -117,6 +117,11 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(function, words, tmp_pat
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
+def test_a_file_without_a_function_is_refused():
+    with pytest.raises(UsageError, match="names no function: give ./mine.py:data, say"):
+        find_dataset("./mine.py")
+
+
 @pytest.mark.parametrize("option", [{"augment": "flip"}, {"image_size": 64}, {"skip_bad": True}])
 def test_options_of_images_are_not_for_it(option):
     with pytest.raises(UsageError, match="does nothing in mine.py:data"):

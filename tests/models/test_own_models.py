@@ -81,9 +81,12 @@ def test_a_file_that_cannot_be_imported_is_refused_in_a_line(tmp_path, source, w
         models.make(f"{written(tmp_path, source, 'bad.py')}:build", 3, inputs=ROWS)
 
 
-def test_what_is_not_there_is_refused(tmp_path):
+def test_what_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(written(tmp_path, MODELS).parent)
     for name, words in (
-        (f"{tmp_path}/none.py:build", "FileNotFoundError"), ("nowhere.models:build", "No module named 'nowhere'"),
+        (f"{tmp_path}/none.py:build", "FileNotFoundError"), ("mine:plain", "for the file here give ./mine.py:plain"),
+        ("mine.py", "mine.py names no function: give mine.py:build"),
+        ("nowhere.models:build", "No module named 'nowhere'"),
         ("timm:resnet18", "needs timm, which is not installed"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):

@@ -142,7 +142,7 @@ def said_of(runs):
         ("hosts of one run differ: cores 2 on a and 4 on b",
          [run("allreduce", 2, change={"hosts": {"a": {"cores": 2}, "b": {"cores": 4}}})], [run("allreduce", 2)]),
         ("dropout masks", [run(change={"dropout_layers": True})], [run()]),
-        ("batch norm", [run(change={"model": "vgg11_bn"})], [run()]),
+        ("batch norm", [run(change={"batch_norm": True})], [run()]),
         ("became NaN: one machine", [run(val_loss=math.nan)], [run()]),
         ("came and went: allreduce ×2", [run("allreduce", 2, returned_servers=[RETURN])], [run("allreduce", 2)]),
         ("less than 5 s", [run(wall_s=4.0)], [run(wall_s=4.0, change={"sprint": 4.0})]),
