@@ -70,7 +70,7 @@ def open_loader(
 
 
 class OwnLoader:
-    """Batches a user's own data, as it is. Samples that are not kept are read ahead, by one thread."""
+    """Batches a user's own data, as it is. Samples that nobody keeps yet are read ahead, by one thread."""
 
     def __init__(self, samples: OwnSamples) -> None:
         self.samples, self.sample, self.ahead = samples, samples.first[None], AHEAD
@@ -79,7 +79,7 @@ class OwnLoader:
     def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
         waiting: deque[tuple[Share, Future[Batch]]] = deque()
         for share in shares:
-            if self.samples.tensors is not None:
+            if not waiting and self.samples.keeps(share.indices):  # handing it to a thread would take longer
                 yield share, self.samples.batch(share.indices)
                 continue
             waiting.append((share, self.pool.submit(self.samples.batch, share.indices)))

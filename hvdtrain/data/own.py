@@ -79,6 +79,10 @@ class OwnSamples(Sequence[tuple[Any, int]]):
                     self.tensors[index] = tensor
         return (torch.stack(read) if self.tensors is None else self.tensors[indices]), self.labels[indices]
 
+    def keeps(self, indices: Sequence[int]) -> bool:
+        """Whether all these samples have been read, and are there."""
+        return self.tensors is not None and bool((self.labels[indices] >= 0).all())
+
     def check_repeats(self) -> None:
         """UsageError where a sample is another one when it is read again."""
         for index in {0, self.length // 2, self.length - 1}:

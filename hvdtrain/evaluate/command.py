@@ -12,6 +12,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
 from hvdtrain.runs.request import check, check_trusted, check_url, config_of
 from hvdtrain.system.memory import importing
+from hvdtrain.system.own_code import is_code
 
 
 @click.command()
@@ -56,6 +57,8 @@ def evaluate(run: Path, dataset: str, model: str, trust_model: bool, split: str,
     from hvdtrain.data.find import find_dataset
 
     name = dataset or config.dataset
+    if is_code(name) != is_code(config.dataset):
+        raise UsageError(f"{run} was trained on {config.dataset}: your own data and images are not tested by one model")
     trained_on, data = (find_dataset(each, config.skip_bad) for each in (config.dataset, name))
     if trained_on.classes != data.classes:
         known, given = ", ".join(trained_on.classes), ", ".join(data.classes)

@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from hvdtrain.errors import UsageError
+from hvdtrain.numerics.flat import trained
 from hvdtrain.system import own_code
 from hvdtrain.system.own_code import TIMM, told
 
@@ -41,6 +42,7 @@ def make_own(name: str, classes: int, inputs: torch.Tensor) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name} returned {_kind(model)}, and not an nn.Module")
     if any(is_lazy(p) for p in model.parameters()):
+        model.eval()
         with told("--model", name, "failed in forward"):
             model(inputs)
     _check_tensors(name, model)
@@ -57,12 +59,12 @@ def tried(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> nn
 @functools.cache
 def count_parameters(name: str) -> int:
     """How many weights the model has; 0 where it cannot be built without its data, or in no memory."""
-    build = _builder(name)
     try:
+        build = _builder(name)
         with torch.device("meta"):
             model = _call(build, 1000, **{key: size for key, size in _SIZES.items() if key in _asked(build)})
             return sum(p.numel() for p in model.parameters() if not is_lazy(p))
-    except Exception:  # whatever a user's code does where tensors have no values
+    except Exception:  # whatever a user's code does where tensors have no values; what is wrong ranks say
         return 0
 
 
@@ -105,9 +107,9 @@ def read_early(model: nn.Module, inputs: torch.Tensor) -> str:
 
     with _unchanged(model), torch.no_grad():
         model.train()
-        if not reads(list(model.parameters())):
+        if not reads(trained(model)):
             return ""
-        return next((name for name, p in model.named_parameters() if reads([p])), "a parameter")
+        return next((name for name, p in model.named_parameters() if p.requires_grad and reads([p])), "a parameter")
 
 
 def _mend(kept: dict[nn.Parameter, torch.Tensor], module: nn.Module, inputs: Any) -> None:
@@ -185,8 +187,8 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 def _check_tensors(name: str, model: nn.Module) -> None:
     """UsageError for parameters and buffers that cannot be sent, averaged and saved as they are."""
-    trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
-    if not trained:
+    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    if not named:
         raise UsageError(f"--model {name} has no parameters to train")
     for key, p in model.named_parameters():
         if p.device.type != "cpu":
@@ -199,7 +201,7 @@ def _check_tensors(name: str, model: nn.Module) -> None:
         if p.layout != torch.strided:
             raise UsageError(f"--model {name}: parameter {key} is {_words(p.layout)}, and not a dense tensor")
     memory: dict[int, str] = {}
-    for key, p in trained.items():
+    for key, p in named.items():
         first = memory.setdefault(p.untyped_storage().data_ptr(), key)
         if first != key and p.numel():
             raise UsageError(
@@ -222,10 +224,10 @@ def _try(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> Non
             raise UsageError(
                 f"--model {name} returns {_kind(scores)} {when}: return scores, a tensor of shape [batch, {classes}]"
             )
-    trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
     with told("--model", name, "failed in backward"):
-        gradients = torch.autograd.grad(scores.float().sum(), list(trained.values()), allow_unused=True)
-    for key, gradient in zip(trained, gradients, strict=True):
+        gradients = torch.autograd.grad(scores.float().sum(), list(named.values()), allow_unused=True)
+    for key, gradient in zip(named, gradients, strict=True):
         if gradient is None:
             raise UsageError(
                 f"--model {name}: parameter {key} has no part in the scores: freeze it with requires_grad_(False), or "
