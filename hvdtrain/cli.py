@@ -73,7 +73,7 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="hvdtrain")
 def cli() -> None:
-    """Ring all-reduce or a parameter server? Train the same VGG on the same samples under both, and see.
+    """Ring all-reduce or a parameter server? Train the same model on the same samples under both, and see.
 
     \b
     Start here:      hvdtrain compare

@@ -39,8 +39,8 @@ STARTED = [
 ]  # fmt: skip
 # Scripts that READMEs name and that are not here.
 ELSEWHERE_MODULES = (
-    "distributedVggf.py", "launch.py", "mnist_dist_demo.py", "modes/NAME.py", "test/parallel/test_torch.py",
-    "train_cifar10.py",
+    "FILE.py", "distributedVggf.py", "launch.py", "mnist_dist_demo.py", "modes/NAME.py", "my_data.py", "my_model.py",
+    "test/parallel/test_torch.py", "train_cifar10.py",
 )  # fmt: skip
 # Options that READMEs name in their text and that are not hvdtrain's.
 FOREIGN = {

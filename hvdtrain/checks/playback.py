@@ -12,7 +12,8 @@ from hvdtrain.checks.ledger import Leases, Lines
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find_dataset
-from hvdtrain.data.loader import Loader
+from hvdtrain.data.folder import ImageFolder
+from hvdtrain.data.loader import open_loader
 from hvdtrain.data.sampling import BatchSampler, Share
 from hvdtrain.errors import Failure
 from hvdtrain.models.pretrained import load_pretrained
@@ -20,7 +21,7 @@ from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import lr_at, make_exchange_optimizer
 from hvdtrain.ps.bucket import Bucket
-from hvdtrain.rank.work import image_side, initial_model
+from hvdtrain.rank.work import image_side, initial_model, trial_inputs
 from hvdtrain.training.device import set_up
 from hvdtrain.training.feed import Normalise
 from hvdtrain.training.step import backward
@@ -32,9 +33,9 @@ class Replica:
     is, at the version that its first push has.
     """
 
-    def __init__(self, number: int, config: RunConfig, classes: int, joins: bool) -> None:
+    def __init__(self, number: int, config: RunConfig, data: ImageFolder, joins: bool) -> None:
         self.number, self.joins = number, joins
-        self.model = initial_model(config, classes)
+        self.model = initial_model(config, len(data.classes), trial_inputs(config, data))
         if config.pretrained:
             load_pretrained(self.model, config.model, config.pretrained)
         self.model.train()
@@ -128,15 +129,14 @@ class Playback:
     def __init__(self, config: RunConfig, workers: int, threads: int, lines: Lines, leases: Leases | None) -> None:
         torch.set_num_threads(threads)
         set_up(config)
-        data = find_dataset(config.dataset)
+        data = find_dataset(config.dataset, config.skip_bad)
         augment = Augment(config.augment, config.seed)
         self.config, self.total = config, config.total_steps(len(data.train))
         self.outer_lr = config.taken_outer(workers)[0] if config.local_steps else None
-        self.loader = Loader(data.train, image_side(config, data), threads, augment, soon=())
+        self.loader = open_loader(data.train, image_side(config, data), threads, augment, soon=())
         every = [line for of_bucket in lines.values() for line in of_bucket]
         numbers = sorted({*range(workers), *(line.worker for line in every)})
-        classes = len(data.classes)
-        self.replicas = {number: Replica(number, config, classes, number >= workers) for number in numbers}
+        self.replicas = {number: Replica(number, config, data, number >= workers) for number in numbers}
         first = self.replicas[0]
         pieces = cut([p.numel() for p in trained(first.model)], config.servers, config.bucket_elements)
         if set(lines) != {(piece.server, piece.number) for piece in pieces}:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hvdtrain import modes
+from hvdtrain.config.command_line import TRUST
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import regular
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import CONFIG
-from hvdtrain.runs.request import config_of
+from hvdtrain.runs.request import check_trusted, config_of
 from hvdtrain.runs.schema import Manifest, UnreadableFile, read
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-def replay(run: Path) -> None:
+@TRUST
+def replay(run: Path, trust_model: bool) -> None:
     """Repeat a recorded parameter-server run to the same bits, on one process.
 
     \b
@@ -34,6 +36,7 @@ def replay(run: Path) -> None:
     where the final weights are not those that the run saved, bit for bit.
     """
     config, workers, threads = _read(run)
+    check_trusted(vars(config), (), trust_model, run)
     from hvdtrain.checks.ledger import read_leases, read_ledgers
     from hvdtrain.checks.playback import Playback
     from hvdtrain.rank.results import WEIGHTS

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ from hvdtrain import modes
 from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import Numbers, Several
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import ends_late, launched_job
+from hvdtrain.models import is_own
 from hvdtrain.runs.request import check, check_workers
 
 if TYPE_CHECKING:
@@ -63,13 +64,18 @@ SERVERS, BUCKET_MB = 2, 1 / 8  # nine buckets on each of two servers, whose bord
     "--shares", type=click.Choice(["auto", "equal", "measured"]), default="auto", show_default=True,
     help="How batches are shared out: see train.",
 )  # fmt: skip
+@click.option(
+    "--model", default=CHECKED.model, show_default=True,
+    help="Another model, as train takes it: without batch norm and dropout, which differ between workers by nature.",
+)  # fmt: skip
+@click.option("--dataset", default=CHECKED.dataset, show_default=True, help="Other data, as train takes it.")
 @host_options
 @launcher_option
 @secrets_option
 @click.pass_context
 def verify(
-    ctx: click.Context, names: list[str], workers: list[int], wait_for: str, shares: str, hosts: str | None,
-    hostfile: Path | None, launcher: str, secrets: dict[str, str],
+    ctx: click.Context, names: list[str], workers: list[int], wait_for: str, shares: str, model: str, dataset: str,
+    hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
 ) -> None:  # fmt: skip
     """Check that the synchronous modes compute the same as one process, on this machine's processor or your hosts'.
 
@@ -77,24 +83,30 @@ def verify(
     hvdtrain verify
     hvdtrain verify --modes allreduce,ps-sync -H node1:3,node2:3
 
-    Trains a small VGG for a few steps as one process on the global batch, and in each mode on each number of workers,
-    with momentum and with Adam, and compares the final weights and the samples seen: how far apart they are, as a part
-    of the way that training moved them. Batches that cannot be cut evenly are among them; servers are two, of many
-    buckets. ps-ssp is checked without staleness. Exit code 1 where anything differs by more than float32 rounding.
+    Trains a small VGG, or your model, for a few steps as one process on the global batch, and in each mode on each
+    number of workers, with momentum and with Adam, and compares the final weights and the samples seen: how far apart
+    they are, as a part of the way that training moved them. Batches that cannot be cut evenly are among them; servers
+    are two, of many buckets. ps-ssp is checked without staleness. Exit code 1 where anything differs by more than
+    float32 rounding.
     """
     listed = hosts_or_here(ctx)
     options = {"wait_for": wait_for, "shares": shares}
+    checked = CHECKED
+    if (model, dataset) != (CHECKED.model, CHECKED.dataset):
+        width = 0.0 if is_own(model) else CHECKED.width
+        checked = check(dataclasses.replace(CHECKED, model=model, dataset=dataset, width=width))
+        checked = _with_short_batch(checked)
     for name in names:
-        check(of_mode(CHECKED, name, **options))
+        check(of_mode(checked, name, **options))
     for n in workers:
-        check_workers(dataclasses.replace(CHECKED, mode=names[0]), n)
+        check_workers(dataclasses.replace(checked, mode=names[0]), n)
         for name in names if listed else ():
-            allocate(listed, n, of_mode(CHECKED, name).servers)
+            allocate(listed, n, of_mode(checked, name).servers)
     results = []
     # Hosts have to share the folder of the runs: the current one is taken to be shared.
     with tempfile.TemporaryDirectory(prefix="hvdtrain-verify-", dir="." if listed else None) as folder:
         out = Path(folder).absolute()
-        for result in compare_with_single(names, workers, out, options, listed, launcher, secrets):
+        for result in compare_with_single(names, workers, out, options, listed, launcher, secrets, checked=checked):
             results.append(result)
             click.echo(result.line)
     wrong = [result for result in results if not result.same]
@@ -149,7 +161,7 @@ def of_mode(config: RunConfig, mode: str, **options: Any) -> RunConfig:
 def compare_with_single(
     names: list[str], workers: list[int], folder: Path, options: Mapping[str, Any] = {},
     hosts: Sequence[Host] = (), launcher: str = "local", secrets: Mapping[str, str] | None = None,
-    optimizers: Sequence[str] = OPTIMIZERS,
+    optimizers: Sequence[str] = OPTIMIZERS, checked: RunConfig = CHECKED,
 ) -> Iterator[Result]:  # fmt: skip
     """Run and compare, one after the other. Failure where a run fails.
 
@@ -158,22 +170,24 @@ def compare_with_single(
         options: of all of them but the reference.
         hosts: where runs of several ranks go; the reference, one process, runs here.
         secrets: variables for every rank that no command line may show.
+        checked: what is trained.
     """
     import numpy as np
 
     from hvdtrain.buckets.partition import cut
 
     for optimizer in optimizers:
-        config = dataclasses.replace(CHECKED, optimizer=optimizer)
-        alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local", secrets)
-        initial, sizes = _initial(config)
+        config = dataclasses.replace(checked, optimizer=optimizer)
+        initial, parameters = _initial(config)
+        sizes = list(parameters.values())
+        alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local", secrets, parameters)
         moved = float(np.linalg.norm(alone - initial))
         for mode in names:
             run = of_mode(config, mode, **options)
             for n in workers:
                 used = allocate(hosts, n, run.servers) if hosts and n + run.servers > 1 else []
                 out = folder / f"{mode}-{n}-{optimizer}"
-                weights, seen = _train(run, n, out, used, launcher if used else "local", secrets)
+                weights, seen = _train(run, n, out, used, launcher if used else "local", secrets, parameters)
                 distance = float(np.linalg.norm(weights - alone) / moved)
                 buckets = len(cut(sizes, run.servers or 1, run.bucket_elements)) if run.bucket_mb == BUCKET_MB else 0
                 yield Result(run, n, buckets, distance, seen == samples)
@@ -181,9 +195,9 @@ def compare_with_single(
 
 def _train(
     config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], launcher: str,
-    secrets: Mapping[str, str] | None,
+    secrets: Mapping[str, str] | None, parameters: Iterable[str],
 ) -> tuple["Vector", str]:  # fmt: skip
-    """The final weights as one vector [parameters] float64, and the digest of the samples seen."""
+    """The final weights, of these parameters, as one vector float64, and the digest of the samples seen."""
     from safetensors.numpy import load_file
 
     log = out.with_suffix(".log")
@@ -195,19 +209,40 @@ def _train(
     if code:
         raise Failure(f"{config.mode} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
     weights = load_file(out / "snapshots" / "final.safetensors")
-    return _flat(weights), json.loads((out / "summary.json").read_text())["samples_digest"]
+    return _flat(weights, parameters), json.loads((out / "summary.json").read_text())["samples_digest"]
 
 
-def _initial(config: RunConfig) -> tuple["Vector", list[int]]:
-    """The weights that training begins with, as one vector, and how many elements each parameter has."""
-    from hvdtrain.rank.work import initial_model
+def _with_short_batch(config: RunConfig) -> RunConfig:
+    """With batches of which the fourth of an epoch is short, as that of CHECKED, where the data is not too large."""
+    from hvdtrain.data.find import find_dataset
 
-    model = initial_model(config, 10)
-    weights = _flat({name: tensor.numpy() for name, tensor in model.state_dict().items()})
-    return weights, [p.numel() for p in model.parameters()]
+    samples = len(find_dataset(config.dataset).train)
+    return dataclasses.replace(config, batch_size=max(1, min(config.batch_size, (samples - 1) // 3)))
 
 
-def _flat(weights: dict[str, "Vector"]) -> "Vector":
+def _initial(config: RunConfig) -> tuple["Vector", dict[str, int]]:
+    """The weights that training begins with, as one vector, and how many elements each trained parameter has.
+
+    Raises:
+        UsageError: the model has layers that differ between workers by nature.
+    """
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.models.own import batch_norm_and_dropout
+    from hvdtrain.rank.work import initial_model, trial_inputs
+
+    data = find_dataset(config.dataset)
+    model = initial_model(config, len(data.classes), trial_inputs(config, data))
+    for kind, has in batch_norm_and_dropout(model).items():
+        if has:
+            raise UsageError(
+                f"--model {config.model} has {kind.replace('_', ' ')}: that differs between workers by nature, so that "
+                "there is nothing to verify"
+            )
+    trained = {name: p.detach().numpy() for name, p in model.named_parameters() if p.requires_grad}
+    return _flat(trained, trained), {name: values.size for name, values in trained.items()}
+
+
+def _flat(weights: Mapping[str, "Vector"], names: Iterable[str]) -> "Vector":
     import numpy as np
 
-    return np.concatenate([weights[name].ravel().astype(np.float64) for name in sorted(weights)])
+    return np.concatenate([weights[name].ravel().astype(np.float64) for name in names])

@@ -25,10 +25,12 @@ from hvdtrain.formatting import with_noun
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
+from hvdtrain.models import is_own
 from hvdtrain.report.contenders import Margins
 from hvdtrain.report.rule import LOOKS
 from hvdtrain.runs.read import find_runs
-from hvdtrain.runs.request import check_length, train_options
+from hvdtrain.runs.request import check_length, check_trusted, train_options
+from hvdtrain.system.own_code import is_code
 from hvdtrain.world.host import differences
 
 if TYPE_CHECKING:
@@ -160,6 +162,10 @@ def compare(
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
     cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
+    if _is_file(preset):
+        for model in axes.options["model"]:
+            named = {"model": model, "dataset": config.dataset}
+            check_trusted(named, given_options(ctx, named), False, Path(preset))
     contenders = plan(config, axes, listed, launcher, cores, scaling)
     earlier, record = find_finished(folder), Record(folder)
     record.ask(asked(config, sprint_s, contenders))
@@ -263,7 +269,12 @@ def _look(configs: list[RunConfig]) -> tuple[str, int]:
     first = configs[0]
     if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
         raise UsageError(f"--pretrained {first.pretrained}: no such file")
-    data = find_dataset(first.dataset)
+    data = find_dataset(first.dataset, first.skip_bad)
     for config in configs:
         check_length(config, len(data.train))
+    tried = {config.model: config for config in configs if is_own(config.model) or is_code(config.dataset)}
+    for config in tried.values():
+        from hvdtrain.rank.work import initial_model, trial_inputs
+
+        initial_model(config, len(data.classes), trial_inputs(config, data))
     return identity(data), len(data.train)

@@ -19,6 +19,7 @@ from hvdtrain.numerics.compression import parse
 from hvdtrain.numerics.slowdown import among_workers
 from hvdtrain.runs.launched import Launched, job_command
 from hvdtrain.runs.request import CHOICES, check, check_workers, for_mode
+from hvdtrain.system import own_code
 from hvdtrain.system.cgroups import usable_cores
 
 TASK = ("model", "batch_size", "slow")  # what differs in these is compared for itself
@@ -211,6 +212,8 @@ def _sizes(axes: Axes, mode: str) -> list[tuple[int, int]]:
 def _word(name: str, value: Any) -> str:
     """What stands for an option's value in a run's name."""
     speaks = "model", "wire", "compression", "shares", "wait_for", "ring_transport"  # the value alone does
+    if name == "model":
+        value = own_code.short(value)
     short = {"batch_size": "b", "slow": "slow-", "bucket_mb": "mb", "local_steps": "h"}.get(name, name)
     return ("" if name in speaks else short) + re.sub("[^0-9a-z.]+", "_", str(value))
 

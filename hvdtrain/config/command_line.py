@@ -15,13 +15,19 @@ NUM_WORKERS = ("--num-workers", "-n", "--workers", "workers")
 NUM_SERVERS = ("--num-servers", "-s", "--servers", "servers")
 MODES = ("--modes", "--mode", "modes")
 
+TRUST = click.option(
+    "--trust-model", is_flag=True,
+    help="Import the code that the run folder names for its model and data: it may be anybody's, and runs as you.",
+)  # fmt: skip
+
 # What `--help` shows under which heading, most used first. What is nowhere here comes last under the first.
 FIRST = "What to run"
 GROUPS = {
     FIRST: (
         "preset", "mode", "modes", "ops", "workers", "servers", "repeats", "out", "dry_run", "resume", "join", "file",
+        "trust_model",
     ),
-    "Data": ("dataset", "image_size", "augment", "shuffle_block"),
+    "Data": ("dataset", "skip_bad", "image_size", "augment", "shuffle_block"),
     "Model": ("model", "width", "pretrained", "freeze", "dropout"),
     "Optimisation": (
         "batch_size", "epochs", "steps", "time_budget", "lr", "optimizer", "schedule", "warmup", "weight_decay",

@@ -5,7 +5,7 @@
 - Using: `find.py` resolves `--dataset`, `folder.py` lists an image folder, `identity.py` says which images they are (of
   a large one from a sample), `shards.py` packs a folder for any URL and reads it from there, `shard_cache.py` keeps
   whole shards on a host, `sampling.py` says which worker sees which sample when, `loader.py` and `augment.py` make
-  batches.
+  batches. `own.py` has data that a user's function returns, and `bad_images.py` what `--skip-bad` leaves out.
 - Looking: `commands.py` is `hvdtrain data`, with `check.py` and `contact_sheet.py`.
 - `image.py` handles one encoded image, `storage.py` the cache, folders that appear complete or not at all, and work on
   many images at a time.

@@ -9,10 +9,11 @@ import click
 from hvdtrain.config import recipes
 from hvdtrain.config.option_types import Folder
 from hvdtrain.data.build import build
-from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, read_manifest, scan
+from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, ImageFolder, read_manifest, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.system.own_code import is_code
 
 PATH = click.Path(path_type=Path, resolve_path=True)
 
@@ -21,13 +22,13 @@ PATH = click.Path(path_type=Path, resolve_path=True)
 def data() -> None:
     """Build and inspect image folders.
 
-    hvdtrain trains on folders of this shape, the one that torchvision's ImageFolder reads twice:
+    hvdtrain trains on folders of this shape, as they are; the parts may be called as datasets/README.md lists:
 
     \b
-      FOLDER/TrainData/<class>/<image>.png       (or jpg, jpeg, bmp, webp)
-      FOLDER/ValidationData/<class>/<image>.png  (the same classes)
+      FOLDER/train/<class>/<image>.png   (or jpg, jpeg, bmp, webp)
+      FOLDER/val/<class>/<image>.png     (the same classes)
 
-    `hvdtrain data build folder --source DIR --out FOLDER` makes one of your images, in a folder for each class.
+    `hvdtrain data build folder --source DIR --out FOLDER` makes one of images that are in a folder for each class.
     `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data set, which is built on first use
     and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
     """
@@ -134,6 +135,15 @@ def _prefer_folder(dataset: str) -> str:
     return f".{os.sep}{dataset}" if Path(dataset).is_dir() and not Path(dataset).is_absolute() else dataset
 
 
+def _images(dataset: str) -> ImageFolder:
+    """A data set of images, by its name, folder or URL."""
+    from hvdtrain.data.find import find_dataset
+
+    if is_code(dataset):
+        raise UsageError(f"{dataset} is your own data, which nobody here knows as images: look at it there")
+    return find_dataset(_prefer_folder(dataset))
+
+
 @data.command("check", short_help="Decode and hash every image.")
 @click.argument("dataset", metavar="FOLDER")
 def check_(dataset: str) -> None:
@@ -147,10 +157,9 @@ def check_(dataset: str) -> None:
 
     from hvdtrain.console import Console
     from hvdtrain.data.check import check
-    from hvdtrain.data.find import find_dataset
     from hvdtrain.progress_bars import count_bar
 
-    images = find_dataset(_prefer_folder(dataset))
+    images = _images(dataset)
     with count_bar("checking") as progress:
         counts, problems, notes = check(images, progress)
     parts = [part for part in PARTS if getattr(images, part)]
@@ -180,9 +189,7 @@ def show_(dataset: str, out: Path, images: int) -> None:
     """
     if out.exists() or not out.parent.is_dir():
         raise UsageError(f"--out {out}: name a new file, in a folder that exists")
-    from hvdtrain.data.find import find_dataset
-
-    folder = find_dataset(_prefer_folder(dataset))
+    folder = _images(dataset)
     from hvdtrain.data.contact_sheet import draw
 
     draw(folder, images, out)

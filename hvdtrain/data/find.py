@@ -1,30 +1,42 @@
-"""Finds the data set that `--dataset` names: a recipe, a folder, or shards at a URL."""
+"""Finds the data set that `--dataset` names: a recipe, a folder, shards at a URL, or a user's own function."""
 
 import os
 from pathlib import Path
 
 from hvdtrain.config import recipes
+from hvdtrain.data.bad_images import without_bad
 from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root
 from hvdtrain.data.synthetic import NAME, synthetic
 from hvdtrain.errors import UsageError, unknown
+from hvdtrain.system.own_code import is_code
 
 
-def find_dataset(dataset: str) -> ImageFolder:
+def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
     """List the images of the data set that `--dataset` names.
+
+    Args:
+        skip_bad: without a folder's damaged images, which are looked for first.
 
     Raises:
         UsageError: there is no such data set.
     """
     if is_url(dataset):
+        if skip_bad:
+            raise UsageError("--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with")
         from hvdtrain.data import shards
 
         return shards.read(dataset)
     if dataset == NAME:
         return synthetic()
-    return scan(locate_folder(dataset))
+    if is_code(dataset):
+        from hvdtrain.data.own import own_data  # imports torch
+
+        return own_data(dataset)
+    folder = scan(locate_folder(dataset))
+    return without_bad(folder) if skip_bad else folder
 
 
 def is_name(dataset: str) -> bool:
@@ -51,6 +63,8 @@ def locate_folder(dataset: str) -> Path:
         folder = cache_root() / "datasets" / f"{dataset}-{request.key[:12]}"
         is_damaged = folder.exists() and not is_built(request, folder)
         return build(dataset, folder, force=is_damaged)
+    if dataset.endswith(".py"):
+        raise UsageError(f"--dataset {dataset} names no function: give {dataset}:data, say")
     try:
         folder = Path(dataset).expanduser()
         if os.sep in dataset or folder.is_dir():

@@ -1,11 +1,11 @@
-"""Image folders: ROOT/TrainData/<class>/<image>, ROOT/ValidationData/<class>/<image>, and perhaps ROOT/TestData."""
+"""Image folders: ROOT/train/<class>/<image>, ROOT/val/<class>/<image>, and perhaps ROOT/test; PART_NAMES has more."""
 
 import hashlib
 import os
 import shlex
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,9 +19,16 @@ from hvdtrain.data.storage import on_all_cores
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of
 
-TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"
+TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"  # as `data build` calls them
+# What a part's folder may be called, in any case: as `data build` does, or as Hugging Face's imagefolder takes it.
+PART_NAMES = {
+    TRAIN: ("traindata", "train", "training"),
+    VALIDATION: ("validationdata", "val", "validation", "valid", "dev"),
+    TEST: ("testdata", "test", "testing", "eval", "evaluation"),
+}  # fmt: skip
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
-SHAPE = f"images belong in {TRAIN}/<class>/ and {VALIDATION}/<class>/"
+SHAPE = f"images belong in train/<class>/ and val/<class>/, or {TRAIN}/ and {VALIDATION}/"
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # imagefolder's labels beside images
 MANIFEST = "dataset.toml"
 MAKER = "hvdtrain data build"  # stands in every manifest: only folders that have it are ever replaced
 
@@ -60,13 +67,16 @@ class Files(ManyImages):
 
     Attributes:
         root: the data set's folder.
-        part: TRAIN, VALIDATION or TEST.
+        part: the name of the part's folder.
         classes: names of the classes, as bytes.
         starts: which image is each class's first, [classes] int64.
         passed_over: what lies in the part or in a class's folder and is not used, hidden files aside: paths below root.
+
+    Args:
+        bad: images that are left out, as paths below root.
     """
 
-    def __init__(self, root: Path, part: str, classes: Sequence[str]) -> None:
+    def __init__(self, root: Path, part: str, classes: Sequence[str], bad: Set[str] = frozenset()) -> None:
         self.root, self.part, self.classes = root, part, [os.fsencode(name) for name in classes]
         self.ends, self.starts = array("q"), array("q")
         with os.scandir(root / part) as entries:
@@ -86,10 +96,10 @@ class Files(ManyImages):
                         files.append(entry.name)
                     else:
                         self.passed_over.append(os.path.relpath(os.fsdecode(entry.path), root))
+            if bad:
+                files = [file for file in files if f"{part}/{name}/{os.fsdecode(file)}" not in bad]
             if not files:
-                raise UsageError(
-                    f"class '{name}' has no images in '{root / part / name}': expected {', '.join(SUFFIXES)}"
-                )
+                raise _no_images(root / part / name)
             files.sort()
             for file in files:
                 end += len(file)
@@ -117,6 +127,7 @@ class ImageFolder:
         root: the folder, or the URL where its images are packed in shards.
         known_hash: what a run's manifest has as `dataset_hash`, where it is known; see data.identity.
         image_size: the side of the images to train on, in pixels, where `data build` has written it down; else 0.
+        bad: paths below root of damaged images, which --skip-bad has left out.
     """
 
     root: Any
@@ -126,6 +137,7 @@ class ImageFolder:
     test: Samples = ()
     known_hash: str = ""
     image_size: int = 0
+    bad: tuple[str, ...] = ()
 
     @property
     def images(self) -> Iterator[Any]:
@@ -151,8 +163,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest if manifest.get("made_by") == MAKER and tables else {}
 
 
-def scan(root: Path) -> ImageFolder:
+def scan(root: Path, bad: Set[str] = frozenset()) -> ImageFolder:
     """List an image folder. Folders in a class's, hidden files, and files without the suffix of an image are not used.
+    Where there is a test part and none for validation, the test images are what is validated on.
+
+    Args:
+        bad: images that are left out, as paths below root.
 
     Raises:
         UsageError: the folder is missing, unreadable or not laid out as above; it has fewer than two classes, a class
@@ -165,27 +181,41 @@ def scan(root: Path) -> ImageFolder:
             )
         if not root.is_dir():
             raise UsageError(f"'{root}' is not a folder: give a folder whose {SHAPE}")
-        for part in (TRAIN, VALIDATION):
-            if not (root / part).is_dir():
-                raise UsageError(f"'{root}' has no folder {part}: {SHAPE}. {_how_to_split(root)}")
-        classes = _class_names(root / TRAIN)
-        parts = [part for part in (TRAIN, VALIDATION, TEST) if (root / part).is_dir()]
-        for part in parts:
+        parts = _part_folders(root)
+        classes = _class_names(root / parts[0])
+        for part in parts[1:]:
             if (names := _class_names(root / part)) != classes:
                 raise UsageError(
-                    f"{TRAIN} and {part} of '{root}' have different classes: {_only_in(TRAIN, classes, names)}"
+                    f"{parts[0]} and {part} of '{root}' have different classes: {_only_in(parts[0], classes, names)}"
                     f"{_only_in(part, names, classes)}all need the same class folders"
                 )  # fmt: skip
         if len(classes) == 1:
             raise UsageError(f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart")
-        train, validation, *test = (Files(root, part, classes) for part in parts)
+        train, validation, *test = (Files(root, part, classes, bad) for part in parts)
         return ImageFolder(
             root, classes, train, validation, test[0] if test else (),
-            image_size=usable_size(read_manifest(root).get("content", {}).get("image_size")),
+            image_size=usable_size(read_manifest(root).get("content", {}).get("image_size")), bad=tuple(sorted(bad)),
         )  # fmt: skip
     except OSError as error:
         name = os.fsdecode(error.filename) if error.filename else root
         raise UsageError(f"cannot read '{name}': {error.strerror}") from None
+
+
+def _part_folders(root: Path) -> list[str]:
+    """The folders to train with and to validate on, and one of test images, if there is one more with classes."""
+    folders = _folders_in(root)
+    unlabelled = [name for name in folders if name.lower() in PART_NAMES[TEST] and not _folders_in(root / name)]
+    found = {}
+    for part, names in PART_NAMES.items():
+        own = [folder for folder in folders if folder.lower() in names and folder not in unlabelled]
+        if len(own) > 1:
+            raise UsageError(f"'{root}' has {' and '.join(own)}, which mean the same: leave one of them there")
+        if own:
+            found[part] = own[0]
+    for part, name in ((TRAIN, "train"), (VALIDATION, "val")):
+        if part not in found and not (part == VALIDATION and TEST in found):
+            raise UsageError(f"'{root}' has no folder {name}: {SHAPE}. {_how_to_split(root)}")
+    return list(found.values())
 
 
 def usable_size(written: Any) -> int:
@@ -212,12 +242,27 @@ def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
     return f"sha256:{total.hexdigest()}"
 
 
+def _folders_in(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+
+
 def _class_names(part: Path) -> tuple[str, ...]:
-    with os.scandir(part) as entries:
-        names = tuple(sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir()))
-    if not names:
-        raise UsageError(f"'{part}' is empty: {SHAPE}. {_how_to_split(part.parent)}")
-    return names
+    if names := _folders_in(part):
+        return tuple(names)
+    if labels := [name for name in METADATA if (part / name).is_file()]:
+        raise UsageError(f"'{part / labels[0]}' is not read: {SHAPE}, where the folder's name is the label")
+    raise UsageError(f"'{part}' has no class folders: {SHAPE}. {_how_to_split(part.parent)}")
+
+
+def _no_images(folder: Path) -> UsageError:
+    """The error for a class's folder that has none of its own."""
+    if any(path.suffix.lower() in SUFFIXES for path in folder.glob("*/**/*")):
+        return UsageError(
+            f"class '{folder.name}' has images only in folders in '{folder}', which may be the classes: "
+            "`hvdtrain data build folder --source … --out NEW` takes what lies deeper into the class"
+        )
+    return UsageError(f"class '{folder.name}' has no images in '{folder}': expected {', '.join(SUFFIXES)}")
 
 
 def _how_to_split(root: Path) -> str:

@@ -88,9 +88,9 @@ def native_side(data: "ImageFolder") -> int:
 
     count = min(LOOKED_AT, len(data.train))
     samples = [data.train[i * len(data.train) // count][0] for i in range(count)]
-    with ThreadPoolExecutor(8) as pool:  # over a network each waits for the server most of the time
+    with ThreadPoolExecutor(8) as pool, skippable(samples[0]):  # over a network each waits for the server mostly
         contents = list(pool.map(read, samples))
-    return middle_side([min(open_image(*one).size) for one in zip(contents, map(str, samples), strict=True)])
+        return middle_side([min(open_image(*one).size) for one in zip(contents, map(str, samples), strict=True)])
 
 
 def middle_side(sides: Sequence[int]) -> int:
@@ -167,6 +167,16 @@ def decoding(name: str) -> Iterator[None]:
         yield
     except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
         raise Failure(f"{name} is damaged: {_reason(error)}") from None
+
+
+@contextlib.contextmanager
+def skippable(sample: Any) -> Iterator[None]:
+    """Failure of an image that training comes to: of a folder's says what leaves it out."""
+    try:
+        yield
+    except Failure as problem:
+        remedy = "; --skip-bad leaves such images out" if isinstance(sample, Path) else ""
+        raise Failure(f"{problem}{remedy}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,12 +12,14 @@ from PIL import Image, ImageOps
 
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.folder import Files, Samples
-from hvdtrain.data.image import decode_smaller, decoding, open_image, read, upright, upright_size
+from hvdtrain.data.image import decode_smaller, decoding, open_image, read, skippable, upright, upright_size
+from hvdtrain.data.own import OwnSamples
 from hvdtrain.data.sampling import Share
 from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.synthetic import SyntheticImage
 
-Batch = tuple[torch.Tensor, torch.Tensor]  # images [n, 3, side, side] uint8, labels [n] int64
+# Images [n, 3, side, side] uint8, or a user's own tensors [n, …]; labels [n] int64.
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 # Decoded images are cached if all of them fit, so that small data sets are decoded once and not every epoch.
 CACHE_BYTES = 512 * 2**20
@@ -24,6 +27,67 @@ CHUNK = 16  # images that a thread decodes in one go for the cache: a task for e
 AHEAD = 2  # batches decoded ahead of the loop, where they are not cached
 READ_AHEAD = 6  # batches read ahead of those, where images come over a network
 READERS = 16  # concurrent reads over a network: each waits for the server most of the time
+
+
+class Batches(Protocol):
+    """What makes batches of samples: a Loader of images, or an OwnLoader.
+
+    Attributes:
+        ahead: how many batches it begins before they are asked for.
+        sample: one as batches have it, [1, …].
+    """
+
+    ahead: int
+    sample: torch.Tensor
+
+    @property
+    def samples(self) -> Samples: ...
+
+    def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
+        """Each share with its batch, in order.
+
+        Args:
+            look_ahead: take shares before their batches are asked for, to decode and change their images ahead.
+        """
+
+
+def example(samples: Samples, side: int, count: int) -> torch.Tensor:
+    """What a model is tried with: so many samples as it is given them, images float32."""
+    if isinstance(samples, OwnSamples):
+        return samples.batch([number % len(samples) for number in range(count)])[0]
+    with torch.random.fork_rng(devices=[]):
+        return torch.rand(count, 3, side, 1).expand(-1, -1, -1, side)
+
+
+def open_loader(
+    samples: Samples, side: int, threads: int, augment: Augment | None = None, resize: int = 0,
+    soon: Iterable[int] | None = None,
+) -> Batches:  # fmt: skip
+    """What makes batches of these samples; see Loader for the rest, which a user's own data has no use for."""
+    if isinstance(samples, OwnSamples):
+        return OwnLoader(samples)
+    return Loader(samples, side, threads, augment, resize, soon)
+
+
+class OwnLoader:
+    """Batches a user's own data, as it is. Samples that nobody keeps yet are read ahead, by one thread."""
+
+    def __init__(self, samples: OwnSamples) -> None:
+        self.samples, self.sample, self.ahead = samples, samples.first[None], AHEAD
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="read")
+
+    def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
+        waiting: deque[tuple[Share, Future[Batch]]] = deque()
+        for share in shares:
+            if not waiting and self.samples.keeps(share.indices):  # handing it to a thread would take longer
+                yield share, self.samples.batch(share.indices)
+                continue
+            waiting.append((share, self.pool.submit(self.samples.batch, share.indices)))
+            if len(waiting) > (self.ahead if look_ahead else 0):
+                first, batch = waiting.popleft()
+                yield first, batch.result()
+        for last, batch in waiting:
+            yield last, batch.result()
 
 
 class Loader:
@@ -48,6 +112,7 @@ class Loader:
         soon: Iterable[int] | None = None,
     ) -> None:  # fmt: skip
         self.samples, self.side, self.resize = samples, side, resize
+        self.sample = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(1, 3, side, side)
         self.augment = augment or Augment("none", 0)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         remote = not isinstance(samples[0][0], Path | SyntheticImage)
@@ -61,11 +126,6 @@ class Loader:
             self._keep(self.missing if soon is None else soon)
 
     def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
-        """Each share with its batch, in order.
-
-        Args:
-            look_ahead: take shares before their batches are asked for, to decode and change their images ahead.
-        """
         waiting: deque[tuple[Share, Future[torch.Tensor]]] = deque()
         for share in shares:
             if self.cache is not None:
@@ -119,7 +179,11 @@ class Loader:
         if isinstance(sample, SyntheticImage):  # nothing to decode, and no part of noise to prefer
             return sample.pixels(self.side)
         name = str(sample)
-        with open_image(reading.result() if reading else read(sample), name) as image, decoding(name):
+        with (
+            skippable(sample),
+            open_image(reading.result() if reading else read(sample), name) as image,
+            decoding(name),
+        ):
             fitted = self._fit(image, epoch, index)
             return torch.from_numpy(np.array(fitted)).permute(2, 0, 1).contiguous()
 

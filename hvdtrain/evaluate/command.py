@@ -6,25 +6,29 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.config.command_line import TRUST
 from hvdtrain.config.option_types import Folder
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
-from hvdtrain.runs.request import check_url, config_of
+from hvdtrain.runs.request import check, check_trusted, check_url, config_of
 from hvdtrain.system.memory import importing
+from hvdtrain.system.own_code import is_code
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--dataset", default="", help="Another data set's name, folder or URL, with the same classes.")
+@click.option("--dataset", default="", help="Another data set, as train takes it, with the same classes.")
+@click.option("--model", default="", help="Your model's code, FILE.py:FUNCTION, where it is not taken as RUN names it.")
+@TRUST
 @click.option(
     "--split", type=click.Choice(["validation", "test"]), default="validation", show_default=True,
-    help="Which images: ValidationData/, which training looks at, or TestData/, which it does not.",
+    help="Which images: those that training looks at to validate, or those of test/ (TestData/), which it does not.",
 )  # fmt: skip
 @click.option(
     "--out", type=Folder(path_type=Path),
     help="Folder for the results, new or of an earlier evaluation  [default: RUN/evaluation-SPLIT].",
 )  # fmt: skip
-def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
+def evaluate(run: Path, dataset: str, model: str, trust_model: bool, split: str, out: Path | None) -> None:
     """Test the model that a run saved on every held-out image: loss, accuracy, and what it takes for what.
 
     \b
@@ -40,6 +44,9 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
     dataset_hash).
     """
     config = config_of(run)
+    if model:
+        config = check(dataclasses.replace(config, model=model))
+    check_trusted(vars(config), {"model"} if model else (), trust_model, run)
     check_url(dataset or config.dataset)
     if out is None:
         other = re.sub(r"[^\w.-]", "-", Path(dataset).name)
@@ -50,17 +57,20 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
     from hvdtrain.data.find import find_dataset
 
     name = dataset or config.dataset
-    trained_on, data = find_dataset(config.dataset), find_dataset(name)
+    if is_code(name) != is_code(config.dataset):
+        raise UsageError(f"{run} was trained on {config.dataset}: your own data and images are not tested by one model")
+    trained_on, data = (find_dataset(each, config.skip_bad) for each in (config.dataset, name))
     if trained_on.classes != data.classes:
         known, given = ", ".join(trained_on.classes), ", ".join(data.classes)
         raise UsageError(f"the model knows the classes {known}; {dataset} has {given}")
     samples = data.test if split == "test" else data.validation
     if not samples:
-        raise UsageError(f"the data set {name} has no TestData/: use --split validation")
+        raise UsageError(f"the data set {name} has no test images: use --split validation")
     from hvdtrain.data.identity import identity
 
     with importing():
         from hvdtrain.evaluate.predictions import predict  # imports torch
+        from hvdtrain.models.own import code_hash
     from hvdtrain.progress_bars import count_bar
     from hvdtrain.runs.schema import Manifest, find
 
@@ -74,6 +84,8 @@ def evaluate(run: Path, dataset: str, split: str, out: Path | None) -> None:
         predictions = predict(config, weights, trained_on, samples, progress)
     facts = {"run": str(run), "weights": str(weights), "dataset": name, "split": split, "same_data": same}
     files.write(out, predictions, facts)
+    if manifest and manifest.model_hash != code_hash(config.model):
+        click.echo(f"note: {config.model} is not the code that {run} was trained with", err=True)
     if same is False:
         click.echo(f"note: the images of {name} are not those that {run} was trained and validated on", err=True)
     top5 = "no top-5 of so few classes" if predictions.top5 is None else f"top-5 {predictions.top5:.4f}"

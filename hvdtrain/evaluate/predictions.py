@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.config.untrusted import regular
 from hvdtrain.data.folder import ImageFolder, Samples
-from hvdtrain.data.loader import Loader
+from hvdtrain.data.loader import open_loader
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import printable
 from hvdtrain.numerics.precision import autocast
-from hvdtrain.rank.work import evaluation_resize, image_side, initial_model
+from hvdtrain.rank.work import evaluation_resize, image_side, initial_model, trial_inputs
 from hvdtrain.training.device import choose_device, set_up
 from hvdtrain.training.evaluation import in_batches
 from hvdtrain.training.feed import Normalise, feed
@@ -90,14 +90,14 @@ def predict(
         config = dataclasses.replace(config, precision="fp32")
     device = choose_device(config, World())
     set_up(config)
-    model = initial_model(config, len(trained_on.classes)).to(device).eval()
+    model = initial_model(config, len(trained_on.classes), trial_inputs(config, trained_on)).to(device).eval()
     try:
         model.load_state_dict(load_file(regular(weights), device=str(device)))
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{weights} cannot be read as the weights of {config.model}: {reason}") from None
     side = image_side(config, trained_on)
-    loader = Loader(samples, side, threads, resize=evaluation_resize(config, side))
+    loader = open_loader(samples, side, threads, resize=evaluation_resize(config, side))
     normalise = Normalise(config, device)
     batches = []
     with torch.inference_mode():

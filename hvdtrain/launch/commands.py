@@ -11,7 +11,7 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config import recipes
-from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
+from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, TRUST, GroupedCommand, given_options
 from hvdtrain.config.file import read_config, started_workers
 from hvdtrain.config.option_types import EQUAL, Folder, ServerNumber
 from hvdtrain.config.run_config import RunConfig
@@ -29,6 +29,7 @@ from hvdtrain.runs.request import (
     changed_for_good,
     check,
     check_joinable,
+    check_trusted,
     check_workers,
     of_another_job,
     resumed_options,
@@ -65,13 +66,14 @@ from hvdtrain.runs.request import (
     help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
     "in ps-async and ps-ssp with --wire zmq, on this machine.",
 )  # fmt: skip
+@TRUST
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, interface: str, out: str, resume: bool, retries: int,
-    respawn: bool, secrets: dict[str, str], dry_run: bool, train_options: tuple[str, ...],
+    respawn: bool, trust_model: bool, secrets: dict[str, str], dry_run: bool, train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -88,7 +90,7 @@ def launch(
     resumed = _config_to_resume(out, workers) if resume else None
     launcher, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
     workers = workers or (started_workers(resumed) if resumed else None)
-    config = _train_config(train_options, workers if servers == EQUAL else servers, resumed)
+    config = _train_config(train_options, workers if servers == EQUAL else servers, resumed, trust_model)
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
@@ -180,12 +182,15 @@ def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -
         raise of_another_job(out, different)
 
 
-def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path | None) -> RunConfig:
+def _train_config(
+    arguments: tuple[str, ...], servers: int | None, resumed: Path | None, trusts: bool
+) -> RunConfig:  # fmt: skip
     """Parse what follows --, as `hvdtrain train` would.
 
     Args:
         servers: None where -s is not given.
         resumed: the config.toml of the run that the job goes on with.
+        trusts: import what code that names.
     """
     launch_options = {name for option in launch.params for name in option.opts}
     for name in (argument.split("=")[0] for argument in arguments):
@@ -200,6 +205,7 @@ def _train_config(arguments: tuple[str, ...], servers: int | None, resumed: Path
         if resumed:
             given = given_options(ctx, options) | ({"servers"} if servers is not None else set())
             options = resumed_options(resumed, options, given)
+            check_trusted(options, given, trusts, resumed)
         if modes.declared(options["mode"]).has_servers and not options["servers"]:
             raise UsageError(f"--mode {options['mode']} needs a server: add -s 1 before --")
         return check(RunConfig(**options))

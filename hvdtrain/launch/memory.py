@@ -1,7 +1,9 @@
-"""Estimates from below how much memory the ranks of a job need, without building the model, which needs torch."""
+"""Estimates from below how much memory the ranks of a job need. Of our models none is built: that needs torch."""
 
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.models import is_own
 from hvdtrain.numerics.optimizers import vectors_kept
+from hvdtrain.system.own_code import file_of
 
 # Memory of a rank with a tiny model: 330 to 400 MB were measured, without the libraries, which ranks share.
 BASE_MB = 350
@@ -20,9 +22,20 @@ def rank_mb(config: RunConfig, workers: int) -> float:
         return BASE_MB
     states = vectors_kept(config)
     weight_copies = workers * 2 + 2 + states if config.servers else workers * (2 + states)
-    # Other models have two million weights at most.
-    weights_mb = PARAMETERS * config.taken_width**2 * 4 / 2**20 if config.model.startswith("vgg") else 0.0
+    weights_mb = _parameters(config) * 4 / 2**20
     return BASE_MB + weight_copies * weights_mb / (workers + config.servers)
+
+
+def _parameters(config: RunConfig) -> float:
+    """Weights of the model: of ours but VGGs two million at most, which count as none. So does what is not here."""
+    if config.model.startswith("vgg"):
+        return PARAMETERS * config.taken_width**2
+    file = file_of(config.model)
+    if not is_own(config.model) or (file and not file.is_file()):
+        return 0
+    from hvdtrain.models.own import count_parameters
+
+    return count_parameters(config.model)
 
 
 def asked_mb(config: RunConfig, workers: int) -> int:

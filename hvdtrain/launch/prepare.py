@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hvdtrain import modes
 from hvdtrain.config import recipes
@@ -17,6 +18,7 @@ from hvdtrain.launch.private_network import needs_network
 from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, train_program
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
+from hvdtrain.system.own_code import file_of, with_file
 from hvdtrain.world import network
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
 from hvdtrain.world.place import RESPAWNS
@@ -49,9 +51,11 @@ def prepare(
     if recipe.runs:  # ranks see other folders than this machine
         _check_paths(launcher, config)
         runs_there = Path(recipe.runs, out.name)
-    config = with_absolute_paths(config)
-    files = [path for path in (config.dataset, config.pretrained) if path.startswith("/")]
-    requirements = Requirements(working_folder, out, files, rank_mb(config, workers))
+    memory_mb, least_mb = asked_mb(config, workers), rank_mb(config, workers)
+    config = _with_code_in(working_folder, with_absolute_paths(config))
+    places = (config.dataset, config.model, config.pretrained)
+    files = [str(file_of(place) or place) for place in places if place.startswith("/")]
+    requirements = Requirements(working_folder, out, files, least_mb)
     program = train_program(config, runs_there, all_options, recipe.interpreter)
     program += ["--resume"] if resume else []
     if recipe.script_name:  # not every scheduler passes the environment on
@@ -63,15 +67,27 @@ def prepare(
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
         secrets=secrets, needs_network=needs_network(config), environment={RESPAWNS: "1"} if respawn else {},
-        memory_mb=asked_mb(config, workers), gpus=int(config.device == "cuda"),
+        memory_mb=memory_mb, gpus=int(config.device == "cuda"),
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)
 
 
+def _with_code_in(working_folder: str, config: RunConfig) -> RunConfig:
+    """With the user's files in the copy of the current folder on the hosts, where they travel with it."""
+    here, moved = Path.cwd(), dict[str, Any]()
+    for name in ("model", "dataset"):
+        value = getattr(config, name)
+        if working_folder and (file := file_of(value)) and file.is_relative_to(here):
+            moved[name] = with_file(value, Path(working_folder, file.relative_to(here)))
+    return dataclasses.replace(config, **moved)
+
+
 def _check_paths(launcher: str, config: RunConfig) -> None:
     """UsageError for files that are named from this machine's current folder: ranks do not know it."""
-    for option, path in (("--dataset", config.dataset), ("--pretrained", config.pretrained)):
-        if path.startswith((".", "~")) or ("/" in path and "://" not in path and not path.startswith("/")):
+    given = (("--dataset", config.dataset), ("--model", config.model), ("--pretrained", config.pretrained))
+    for option, path in given:
+        is_here = path.startswith((".", "~")) or (bool(file_of(path)) and not path.startswith("/"))
+        if is_here or ("/" in path and "://" not in path and not path.startswith("/")):
             raise UsageError(
                 f"{option} {path} is on this machine: --launcher {launcher} runs elsewhere, give its path there, from /"
             )

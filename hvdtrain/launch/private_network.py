@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.system.own_code import is_code
 
 # Of linux/sched.h, sys/mount.h, linux/sockios.h and linux/if.h.
 _NEW_MOUNT_NAMESPACE, _NEW_USER_NAMESPACE, _NEW_NETWORK_NAMESPACE = 0x00020000, 0x10000000, 0x40000000
@@ -29,13 +30,13 @@ _WITHOUT_DOWNLOAD = {"digits", "turntable"}
 
 
 def needs_network(config: RunConfig) -> bool:
-    """Whether the ranks of a job read from a URL, or may have to download something first."""
+    """Whether the ranks of a job read from a URL, or may have to download something first, as a user's code may."""
     from hvdtrain.data.build import is_built
     from hvdtrain.data.find import is_url
     from hvdtrain.data.recipe import Recipe
     from hvdtrain.data.storage import cache_root
 
-    if is_url(config.dataset) or config.pretrained == "imagenet":
+    if is_url(config.dataset) or is_code(config.dataset) or config.pretrained == "imagenet":
         return True
     if config.dataset not in recipes.names("datasets"):
         return False

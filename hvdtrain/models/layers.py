@@ -66,17 +66,6 @@ class Network(nn.Module):
         """Class scores [n, classes]."""
         return self.classifier(torch.flatten(self.avgpool(self.features(images)), 1))
 
-    def outputs_of_convolutions(self, side: int) -> list[int]:
-        """How many numbers each convolution makes of one image of this side."""
-        counts = []
-        for layer in self.features.modules():
-            if isinstance(layer, nn.Conv2d):
-                side = (side + 2 * int(layer.padding[0]) - layer.kernel_size[0]) // layer.stride[0] + 1
-                counts.append(layer.out_channels * side**2)
-            elif isinstance(layer, nn.MaxPool2d):
-                side //= layer.kernel_size if isinstance(layer.kernel_size, int) else layer.kernel_size[0]
-        return counts
-
 
 def he_weights(network: Network) -> Network:
     """Draw the network's weights anew as He et al. (2015, arXiv:1502.01852, eq. 10) do, and return the network.

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from hvdtrain import models
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.models.layers import Network
 
 
-def load_pretrained(model: Network, name: str, source: str) -> list[str]:
+def load_pretrained(model: nn.Module, name: str, source: str) -> list[str]:
     """Copy the weights that fit, by name and shape, into the model.
 
     Args:

@@ -11,6 +11,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.planning import probe
 from hvdtrain.planning.calibration import Calibration, Quantity
 from hvdtrain.system.cgroups import usable_cores
+from hvdtrain.system.own_code import short
 
 if TYPE_CHECKING:
     from hvdtrain.runs.read import Run
@@ -41,25 +42,25 @@ def calibrate(
         runs, bandwidth: see from_runs.
     """
     from hvdtrain.data.find import find_dataset
-    from hvdtrain.data.image import native_side
 
     os.environ |= probe.ENVIRONMENT
     import torch
 
     torch.set_num_threads(1)
     data = find_dataset(config.dataset)
-    classes, side = len(data.classes), config.image_size or native_side(data)
     say("messages: two workers and a server here, over TCP …")
     measured = probe.measure(time.monotonic() + BUDGET_S - PROFILE_S)
     say("layers: forward and backward …")
     from hvdtrain.planning import profile
+    from hvdtrain.rank.work import image_side
 
-    computing = profile.profile(config, batch, classes, side, PROFILE_S)
+    classes, side = len(data.classes), image_side(config, data)
+    computing = profile.profile(config, batch, data, PROFILE_S)
     parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
     missing = [kind for kind in probe.OF_KIND if (kind, probe.LARGE) not in measured]
     made = Calibration(
         model={
-            "name": config.model, "width": config.taken_width, "classes": classes, "image_size": side,
+            "name": short(config.model), "width": config.taken_width, "classes": classes, "image_size": side,
             "optimizer": config.optimizer, "parameters": parameters,
         },
         **computing, optimizer_ms_per_mb=profile.optimizer_ms_per_mb(config), codecs=profile.codec_costs(),

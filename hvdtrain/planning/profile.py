@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hvdtrain import models
 from hvdtrain.config.run_config import RunConfig
+from hvdtrain.data.folder import ImageFolder
+from hvdtrain.data.loader import example
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.planning.calibration import LayerCost, Quantity
+from hvdtrain.rank.work import image_side, initial_model, trial_inputs
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
 VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
@@ -28,12 +30,17 @@ _now = time.thread_time
 
 
 class _Stamps:
-    """When each layer with parameters begins forward, and when its gradients are there."""
+    """When each layer with parameters begins forward, and when its gradients are there.
+
+    Attributes:
+        began: of each layer, in the order in which they begin. One whose weights another layer's forward reads is not
+            there, as nn.MultiheadAttention's `out_proj`: its computing counts as that of the layer before.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.names: list[str] = []
         self.sizes: list[float] = []
-        self.began: list[float] = []
+        self.began: dict[int, float] = {}
         self.gradients: dict[int, float] = {}
         for name, module in model.named_modules():
             parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
@@ -42,28 +49,39 @@ class _Stamps:
             number = len(self.names)
             self.names.append(name)
             self.sizes.append(sum(p.numel() for p in parameters) * 4e-6)
-            module.register_forward_pre_hook(lambda *_: self.began.append(_now()))
+            module.register_forward_pre_hook(partial(self._begin, number))
             for p in parameters:
                 p.register_post_accumulate_grad_hook(partial(self._gradient, number))
+
+    def _begin(self, number: int, *_: object) -> None:
+        self.began.setdefault(number, _now())
+
+    def order(self) -> list[int]:
+        """The layers as forward comes to them; those of which it is not known follow the one before them by name."""
+        order = list(self.began)
+        for number in range(len(self.names)):
+            if number not in self.began:
+                order.insert(order.index(number - 1) + 1 if number else 0, number)
+        return order
 
     def _gradient(self, number: int, _: torch.Tensor) -> None:
         self.gradients[number] = _now()
 
 
-def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: float) -> dict[str, Any]:
+def profile(config: RunConfig, batch: int, data: ImageFolder, budget_s: float) -> dict[str, Any]:
     """Measure a model's layers with one worker's batch, for about so long: what a Calibration says of computing.
 
     A batch that would take too long is measured smaller, and computing taken to grow in proportion.
     """
-    torch.manual_seed(0)
-    model = models.make(config.model, classes, config.taken_width, config.dropout)
+    model = initial_model(config, len(data.classes), trial_inputs(config, data))
     model.train()
+    samples = example(data.train, image_side(config, data), batch)
     stamps = _Stamps(model)
     small = max(1, batch // 4)
     began = time.perf_counter()
-    of_small = [row["whole"] for row in _steps(model, stamps, small, side, began + budget_s / 4)]
+    of_small = [row["whole"] for row in _steps(model, stamps, samples[:small], began + budget_s / 4)]
     measured = batch if of_small[-1] * batch / small < budget_s / 8 else small
-    rows = _steps(model, stamps, measured, side, began + budget_s)
+    rows = _steps(model, stamps, samples[:measured], began + budget_s)
     whole = [row["whole"] for row in rows]
     fixed_share = 0.0
     if measured == batch > small:
@@ -73,10 +91,11 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
     scale = 1e3 * batch / measured
     layers = tuple(
         LayerCost(
-            name, size, Quantity.of([row["forward"][number] * scale for row in rows]),
-            Quantity.of([row["backward"][number] * scale for row in rows]),
+            stamps.names[number], stamps.sizes[number],
+            Quantity.of([row["forward"][place] * scale for row in rows]),
+            Quantity.of([row["backward"][place] * scale for row in rows]),
         )
-        for number, (name, size) in enumerate(zip(stamps.names, stamps.sizes, strict=True))
+        for place, number in enumerate(stamps.order())
     )  # fmt: skip
     fixed = [max(0.0, row["whole"] - sum(row["forward"]) - sum(row["backward"])) for row in rows]
     first, _, third = statistics.quantiles(map(math.log, whole))  # not moved by a few outliers
@@ -86,9 +105,11 @@ def profile(config: RunConfig, batch: int, classes: int, side: int, budget_s: fl
     }  # fmt: skip
 
 
-def _steps(model: nn.Module, stamps: _Stamps, batch: int, side: int, deadline: float) -> list[dict[str, Any]]:
-    """Seconds of steps, and of each layer in them, until a moment of time.perf_counter; warm-up left out."""
-    images, labels = torch.rand(batch, 3, side, side), torch.zeros(batch, dtype=torch.long)
+def _steps(model: nn.Module, stamps: _Stamps, samples: torch.Tensor, deadline: float) -> list[dict[str, Any]]:
+    """Seconds of steps, and of each layer in them in stamps.order(), until a moment of time.perf_counter; warm-up left
+    out.
+    """
+    labels = torch.zeros(len(samples), dtype=torch.long)
     rows: list[dict[str, Any]] = []
     for step in range(WARM_UP + MOST_STEPS):
         if len(rows) >= LEAST_STEPS and time.perf_counter() > deadline:
@@ -96,7 +117,7 @@ def _steps(model: nn.Module, stamps: _Stamps, batch: int, side: int, deadline: f
         stamps.began.clear()
         stamps.gradients.clear()
         start = _now()
-        inputs = (images - 0.5) / 0.5
+        inputs = (samples - 0.5) / 0.5 if samples.is_floating_point() else samples
         forward = _now()
         scores = model(inputs)
         forward_ended = _now()
@@ -108,9 +129,12 @@ def _steps(model: nn.Module, stamps: _Stamps, batch: int, side: int, deadline: f
         end = _now()
         if step < WARM_UP:
             continue
-        begins = [forward, *stamps.began[1:], forward_ended]
+        order, begins = stamps.order(), [forward_ended]
+        for number in reversed(order[1:]):
+            begins.insert(0, stamps.began.get(number, begins[0]))
+        begins.insert(0, forward)
         backward = []
-        for number in reversed(range(len(stamps.names))):
+        for number in reversed(order):
             backward.append(max(0.0, stamps.gradients[number] - last))
             last = max(last, stamps.gradients[number])
         seconds = [b - a for a, b in itertools.pairwise(begins)]

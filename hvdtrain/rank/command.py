@@ -6,13 +6,13 @@ from typing import Any
 import click
 
 from hvdtrain import modes
-from hvdtrain.config.command_line import GroupedCommand, given_options
+from hvdtrain.config.command_line import TRUST, GroupedCommand, given_options
 from hvdtrain.config.file import read_config
 from hvdtrain.config.option_types import EQUAL, Folder
 from hvdtrain.config.run_config import LENGTHS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import CONFIG
-from hvdtrain.runs.request import resumed_options, train_options
+from hvdtrain.runs.request import check_trusted, resumed_options, train_options
 from hvdtrain.world.place import read_world
 
 
@@ -33,8 +33,11 @@ from hvdtrain.world.place import read_world
     help="Be one more worker of the job that runs in --out, or come in place of one that was lost: ps-async and ps-ssp "
     "with --wire zmq. SIGTERM lets it leave alone.",
 )  # fmt: skip
+@TRUST
 @click.pass_context
-def train(ctx: click.Context, file: Path | None, out: str, resume: bool, join: bool, **options: Any) -> None:
+def train(
+    ctx: click.Context, file: Path | None, out: str, resume: bool, join: bool, trust_model: bool, **options: Any
+) -> None:  # fmt: skip
     """Train one job, or, under horovodrun, mpirun, srun or torchrun, be one rank of it.
 
     \b
@@ -58,7 +61,7 @@ def train(ctx: click.Context, file: Path | None, out: str, resume: bool, join: b
             raise UsageError("--join takes --out, the folder of the job to join, and nothing else: its options hold")
         from hvdtrain.rank.join import join_run
 
-        join_run(Path(out))
+        join_run(Path(out), trust_model)
         return
     if options["servers"] == EQUAL:
         options["servers"], odd = divmod(read_world().size, 2)
@@ -70,6 +73,7 @@ def train(ctx: click.Context, file: Path | None, out: str, resume: bool, join: b
         if given & LENGTHS:  # of the options that exclude each other, the one given here wins
             given |= LENGTHS
         options |= {name: value for name, value in read_config(file).items() if name not in given}
+    check_trusted(options, given if file or resume else options, trust_model, file or Path(out))
     from hvdtrain.rank.process import run_rank
 
     run_rank(RunConfig(**options), out, resume)

@@ -8,7 +8,7 @@ from hvdtrain.coordination.join_info import JoinInfo, read_join_info
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.private_network import enter_network, network_of
 from hvdtrain.rank.process import run_to_its_end, set_threads
-from hvdtrain.runs.request import check_joinable, choice, config_of
+from hvdtrain.runs.request import check_joinable, check_trusted, config_of
 from hvdtrain.runs.schema import Manifest, find
 from hvdtrain.system.memory import keep_memory
 from hvdtrain.world.host import boot_id
@@ -16,9 +16,12 @@ from hvdtrain.world.network import WIRE_KEY, use_one_interface
 from hvdtrain.world.place import RESPAWNS, World
 
 
-def join_run(folder: Path) -> None:
+def join_run(folder: Path, trusts: bool = False) -> None:
     """Train with the workers of the job that runs in the folder, until it is over, or SIGTERM. It takes the place of a
     worker that is lost, or a new one.
+
+    Args:
+        trusts: import what code the folder names.
 
     Raises:
         UsageError: there is no such job, nobody can join it, or the images here are others.
@@ -26,6 +29,7 @@ def join_run(folder: Path) -> None:
     """
     config = config_of(folder)
     check_joinable(config, "--join")
+    check_trusted(vars(config), (), trusts, folder)
     known = read_join_info(folder)
     if known.key:
         os.environ[WIRE_KEY] = known.key
@@ -45,11 +49,12 @@ def join_run(folder: Path) -> None:
     from hvdtrain.coordination.joining import arrive
     from hvdtrain.data.find import find_dataset
     from hvdtrain.data.identity import identity
+    from hvdtrain.models.own import code_hash
     from hvdtrain.rank import work
     from hvdtrain.system import trace
     from hvdtrain.training import device
 
-    data = find_dataset(config.dataset)
+    data = find_dataset(config.dataset, config.skip_bad)
     if (found := identity(data)) != facts.dataset_hash:
         raise UsageError(
             f"{config.dataset} holds other images here than in {folder}: {found}, not {facts.dataset_hash}"
@@ -59,11 +64,14 @@ def join_run(folder: Path) -> None:
     if config.trace:
         trace.begin(config.trace_steps)
     chosen = device.choose_device(config, here)
-    model = work.initial_model(config, len(data.classes))
+    inputs = work.trial_inputs(config, data)
+    model = work.initial_model(config, len(data.classes), inputs)
+    if (found_code := code_hash(config.model)) != facts.model_hash:
+        raise UsageError(f"{config.model} is other code here than in {folder}: {found_code}, not {facts.model_hash}")
     if config.pretrained:
         work.load_weights(model, config)
     arrival = arrive(config, known.host, known.port, known.ranks, known.is_local)  # now it is waited for
-    steps, wait_for = config.total_steps(len(data.train)), choice(config, "wait_for")
+    steps, wait_for = config.total_steps(len(data.train)), work.waits_for(config, model, inputs)
     job = Job(config, arrival.world, folder, chosen, threads, steps=steps, wait_for=wait_for)
     run_to_its_end(
         lambda terminal: work.train_as_worker(job, data, model, None, None, terminal, arrival), folder, arrival.world

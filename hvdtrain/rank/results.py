@@ -13,7 +13,7 @@ from torch import nn
 from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.synchroniser import Synchroniser
-from hvdtrain.data.loader import Loader
+from hvdtrain.data.loader import Batches
 from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.folder import write_json
 from hvdtrain.runs.snapshot import BEST, write_tensors
@@ -30,7 +30,7 @@ ANSWERS = "answers.bin"  # a bit for each validation image, in their order: whet
 
 
 def finish(
-    training: Training, processor_s: Sequence[float], beside: HostLoads, first_step: int, test: Loader | None
+    training: Training, processor_s: Sequence[float], beside: HostLoads, first_step: int, test: Batches | None
 ) -> None:
     """Write the results of training that is over, and leave the others. All workers call it together.
 
@@ -55,7 +55,7 @@ def _write_weights(training: Training) -> None:
 
 
 def _write_results(
-    training: Training, processor_s: Sequence[float], beside: HostLoads, first_step: int, test: Loader | None
+    training: Training, processor_s: Sequence[float], beside: HostLoads, first_step: int, test: Batches | None
 ) -> None:
     """Write the summary, and what the manifest lacks. All workers call it together."""
     job, sync, progress = training.job, training.sync, training.progress
@@ -117,7 +117,7 @@ def _add_to_manifest(folder: Path, **entries: Any) -> None:
 
 
 def _test_best(
-    job: Job, group: Group, model: nn.Module, loader: Loader, progress: TrainingProgress
+    job: Job, group: Group, model: nn.Module, loader: Batches, progress: TrainingProgress
 ) -> dict[str, float]:
     """Loss and accuracy of the best model over the test images; all workers call it together. The model changes."""
     best = job.folder / "snapshots" / BEST

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
 from hvdtrain import models, modes
 from hvdtrain.config.run_config import RunConfig
@@ -17,16 +18,18 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.synchroniser import Synchroniser
 from hvdtrain.data.augment import Augment
+from hvdtrain.data.bad_images import summary_of
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.identity import identity
 from hvdtrain.data.image import native_side
-from hvdtrain.data.loader import Loader
+from hvdtrain.data.loader import Batches, example, open_loader
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.data.storage import locked
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.formatting import with_noun
+from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.models.layers import Network
+from hvdtrain.models.own import code_hash, read_early
 from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
@@ -40,6 +43,7 @@ from hvdtrain.runs.metrics import Recorder
 from hvdtrain.runs.request import check_length, choice
 from hvdtrain.runs.snapshot import Snapshot
 from hvdtrain.system import trace
+from hvdtrain.system.own_code import is_code
 from hvdtrain.system.preempt import Terminated, deferred_sigterm
 from hvdtrain.system.terminal import Terminal
 from hvdtrain.training import device, resume
@@ -96,12 +100,15 @@ def prepare(
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
     steps = config.total_steps(len(data.train)) if data else None
-    job = Job(config, world, folder, chosen, threads, store, steps, choice(config, "wait_for"))
+    job = Job(config, world, folder, chosen, threads, store, steps)
     if data is None:
         return Prepared(lambda terminal: modes.load(config.mode).serve(job, partial(print, file=terminal.out)))
-    model = initial_model(config, len(data.classes))
+    inputs = trial_inputs(config, data)
+    model = initial_model(config, len(data.classes), inputs)
+    job = dataclasses.replace(job, wait_for=waits_for(config, model, inputs))
     if side := config.image_size or data.image_size:  # others are no more than 224
-        check_memory(job, model, side, len(even_range(len(data.validation), 0, world.workers)))
+        sample = example(data.train, side, 1)
+        check_memory(job, model, sample, len(even_range(len(data.validation), 0, world.workers)))
     # On every worker: what is sent around later need not include batch-norm statistics.
     skipped = load_weights(model, config) if config.pretrained else None
     data = dataclasses.replace(data, known_hash=identity(data))  # which may take a while
@@ -113,14 +120,14 @@ def prepare(
 
 def _images(config: RunConfig, world: World) -> ImageFolder:
     """UsageError where there are none, or too few for what is asked."""
-    data = find_dataset(config.dataset)
+    data = find_dataset(config.dataset, config.skip_bad)
     if len(data.train) < world.workers:
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
     check_length(config, len(data.train))
     return data
 
 
-def _take_weights(model: Network, resumed: Snapshot) -> None:
+def _take_weights(model: nn.Module, resumed: Snapshot) -> None:
     try:
         model.load_state_dict(resumed.weights)
     except RuntimeError as error:
@@ -128,16 +135,45 @@ def _take_weights(model: Network, resumed: Snapshot) -> None:
         raise UsageError(f"{resumed.folder} has not the weights of this model: {reason}") from None
 
 
-def initial_model(config: RunConfig, classes: int) -> Network:
-    """The model as training finds it: its weights depend on the seed alone."""
+def trial_inputs(config: RunConfig, data: ImageFolder) -> torch.Tensor | None:
+    """Two samples, [2, …], with which a model is tried before anything begins, where it or the data is not ours."""
+    if not (models.is_own(config.model) or is_code(config.dataset)):
+        return None
+    return example(data.train, image_side(config, data), 2)
+
+
+def initial_model(config: RunConfig, classes: int, inputs: torch.Tensor | None = None) -> nn.Module:
+    """The model as training finds it: its weights depend on the seed alone.
+
+    Args:
+        inputs: see trial_inputs.
+
+    Raises:
+        UsageError: it cannot be trained here, or not on such samples.
+    """
     torch.manual_seed(config.seed)
-    model = models.make(config.model, classes, config.taken_width, config.dropout)
+    model = models.make(config.model, classes, config.taken_width, config.dropout, inputs)
     if config.freeze == "features":
-        model.features.requires_grad_(False)
+        cast(Network, model).features.requires_grad_(False)
     return model
 
 
-def load_weights(model: Network, config: RunConfig) -> list[str]:
+def waits_for(config: RunConfig, model: nn.Module, inputs: torch.Tensor | None) -> str:
+    """What waits for fresh weights. Where a user's forward reads weights before the layer that has them begins, that is
+    the step. UsageError where layers were to wait.
+    """
+    wait_for = choice(config, "wait_for")
+    if wait_for == "layer" and inputs is not None and (name := read_early(model, inputs)):
+        if config.wait_for == "layer":
+            raise UsageError(
+                f"--wait-for layer: {config.model} reads its parameter {name} before the layer that has it begins: "
+                "take --wait-for step"
+            )
+        return "step"
+    return wait_for
+
+
+def load_weights(model: nn.Module, config: RunConfig) -> list[str]:
     """As load_pretrained; of several processes of a host one downloads what is not there yet."""
     file = cached_weights(config.model) if config.pretrained == "imagenet" else None
     with locked(file) if file and not file.exists() else nullcontext():
@@ -145,7 +181,9 @@ def load_weights(model: Network, config: RunConfig) -> list[str]:
 
 
 def image_side(config: RunConfig, data: ImageFolder) -> int:
-    """The side, in pixels, of the images that a job trains on."""
+    """The side, in pixels, of the images that a job trains on; 0 of a user's own data."""
+    if is_code(config.dataset):
+        return 0
     return config.image_size or native_side(data)
 
 
@@ -155,7 +193,7 @@ def evaluation_resize(config: RunConfig, side: int) -> int:
 
 
 def train_as_worker(
-    job: Job, data: ImageFolder, model: Network, skipped: list[str] | None, resumed: Snapshot | None,
+    job: Job, data: ImageFolder, model: nn.Module, skipped: list[str] | None, resumed: Snapshot | None,
     terminal: Terminal, arrival: Arrival | None = None,
 ) -> None:  # fmt: skip
     """Train as a worker; the one that leads, the first as a rule, writes the manifest, the snapshots, the summary and
@@ -197,12 +235,12 @@ def train_as_worker(
     training = Training(
         job, model, module, sync, recorder, progress, saver, start.history, slowdown, start.age_s
     )  # fmt: skip
-    test = partial(Loader, data.test, side, job.threads, resize=evaluation_resize(config, side))
+    test = partial(open_loader, data.test, side, job.threads, resize=evaluation_resize(config, side))
     tests = data.test and not config.sprint
     _train_to_its_end(training, loader, validation, test if tests else None, start.step, terminal)
 
 
-def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Loader, Loader]:
+def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Batches, Batches]:
     """Of images to train with, and to evaluate on."""
     config, world = job.config, job.world
     lockstep = modes.declared(config.mode).lockstep
@@ -211,8 +249,8 @@ def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Load
     soon = () if start.joins else sampler.needed(start.step, job.steps)
     own = () if start.joins or config.sprint else even_range(len(data.validation), world.worker, world.workers)
     return (
-        Loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=soon),
-        Loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own),
+        open_loader(data.train, side, job.threads, Augment(config.augment, config.seed), soon=soon),
+        open_loader(data.validation, side, job.threads, None, evaluation_resize(config, side), own),
     )
 
 
@@ -240,7 +278,7 @@ def _tell(
 
 
 def _train_to_its_end(
-    training: Training, loader: Loader, validation: Loader, test: Callable[[], Loader] | None, first_step: int,
+    training: Training, loader: Batches, validation: Batches, test: Callable[[], Batches] | None, first_step: int,
     terminal: Terminal,
 ) -> None:  # fmt: skip
     """Train, and leave the results; or a snapshot and no more, where a SIGTERM has come.
@@ -282,7 +320,7 @@ def _train_to_its_end(
 
 
 def _begin(
-    job: Job, data: ImageFolder, side: int, model: Network, sync: Synchroniser, resumed: Snapshot | None,
+    job: Job, data: ImageFolder, side: int, model: nn.Module, sync: Synchroniser, resumed: Snapshot | None,
     terminal: Terminal,
 ) -> None:  # fmt: skip
     """Check that all workers start from the same weights, and have the same images; the first writes the manifest, and
@@ -295,7 +333,10 @@ def _begin(
     start = weights_hash(model)
     images = data.known_hash
     own = {"gpus": gpus(), "threads_per_worker": job.threads, "environment": speed_variables()}
-    of_workers = sync.group.gather_to_first({"weights": start, "images": images, "host": describe() | own})
+    code = code_hash(job.config.model)
+    of_workers = sync.group.gather_to_first(
+        {"code": code, "weights": start, "images": images, "host": describe() | own}
+    )  # fmt: skip
     of_ranks = {world.servers + worker: its for worker, its in of_workers.items()}
     problem = _do_not_start_alike(of_ranks)
     any_failed = sync.group.any(bool(problem))
@@ -310,6 +351,9 @@ def _begin(
             f"not used in the class folders: {data.passed_over}; `hvdtrain data check {data.root}` names them",
             file=terminal.out, flush=True,
         )  # fmt: skip
+    if data.bad:
+        print(f"--skip-bad left out {with_noun(len(data.bad), 'damaged image')}: {some_of(data.bad)}",
+              file=terminal.out, flush=True)  # fmt: skip
     of_servers = sync.ask_servers("host")
     server_environment = [facts.pop("environment") for facts in of_servers]  # a host's is its workers'
     hosts = by_host({rank: its["host"] for rank, its in of_ranks.items()} | dict(enumerate(of_servers)))
@@ -319,14 +363,18 @@ def _begin(
         "dataset_hash": before.get("dataset_hash") or images, "image_size": side,
         "classes": len(data.classes), "train_samples": len(data.train), "validation_samples": len(data.validation),
         "initial_weights": before.get("initial_weights", f"blake2b:{start}"),
+        "model_hash": code, "bad_images": summary_of(data.bad),
     })  # fmt: skip
     facts["parts"] = [*before.get("parts", []), part(facts, resumed.step if resumed else 0)]
     write_json(job.folder / MANIFEST, facts)
 
 
 def _do_not_start_alike(of_ranks: Mapping[int, Mapping[str, Any]]) -> str:
-    """Which workers have not the first one's `weights` or `images`, as a line; empty where all have."""
-    for name, problem in ("weights", "do not start from the weights"), ("images", "have other images than those"):
+    """Which workers have not the first one's `code`, `weights` or `images`, as a line; empty where all have."""
+    for name, problem in (
+        ("code", "have another --model file than that"), ("weights", "do not start from the weights"),
+        ("images", "have other images than those"),
+    ):  # fmt: skip
         expected = next((its[name] for its in of_ranks.values()), "")
         if different := [rank for rank, its in of_ranks.items() if its[name] != expected]:
             return f"ranks {different} {problem} of rank {min(of_ranks)}"

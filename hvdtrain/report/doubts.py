@@ -174,7 +174,7 @@ DOUBTS: Sequence[Doubt] = (
     _of(f"trained for less than {_SHORT_S} s, in which the first steps, slower than all others, weigh: {{}}",
         lambda run: not run.manifest.sprint and 0 < (run.summary.wall_s or 0) < _SHORT_S),
     _of("batch norm takes its statistics from one worker's share, so the mathematics depends on their number: {}",
-        lambda run: str(run.manifest.model).endswith("_bn") or str(run.manifest.model).startswith("resnet")),
-    _of("workers draw their own dropout masks, so runs differ by chance: {}", lambda run: run.manifest.dropout),
+        lambda run: run.manifest.batch_norm),
+    _of("workers draw their own dropout masks, so runs differ by chance: {}", lambda run: run.manifest.dropout_layers),
     lambda case: _crowded(case) if case.outcome.word == ONE_MACHINE else _one_host(case),
 )  # fmt: skip

@@ -47,6 +47,7 @@ EQUAL_EVERYWHERE = {
 # number of weights follows from the model, and the schedule's number of steps from the batch.
 EQUAL_IN_SETTING = {
     "model": "the same network is trained",
+    "model_hash": "the same code made it",
     "parameters": "the same number of weights is computed and sent",
     "global_batch": "a step uses equally many samples, however many workers share them",
     "schedule": "the learning rate goes the same way at the same step",

@@ -12,16 +12,17 @@ from msgspec import structs
 from torch import nn
 
 from hvdtrain import modes
-from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
+from hvdtrain.models.own import batch_norm_and_dropout
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.runs.launched import Launched, job_command, read_launched
-from hvdtrain.runs.request import choice, mode_options, shares_of
+from hvdtrain.runs.request import mode_options, shares_of
+from hvdtrain.system.own_code import short
 from hvdtrain.wire.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.world.network import use_one_interface
-from hvdtrain.world.place import RESPAWNS, World
+from hvdtrain.world.place import RESPAWNS
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -63,7 +64,7 @@ def manifest(
         hosts: see by_host.
         server_environment: of each server, see speed_variables.
         seen: what else identifies the job: dataset_hash, train_samples, validation_samples, classes, image_size,
-            initial_weights.
+            initial_weights, model_hash, bad_images.
     """
     config, world = job.config, job.world
     launched = read_launched()
@@ -72,6 +73,8 @@ def manifest(
     return {
         "hvdtrain": version("hvdtrain"),
         **{name: getattr(config, name) for name in AS_ASKED},
+        **{name: short(getattr(config, name)) for name in ("model", "dataset")},
+        **batch_norm_and_dropout(model),
         "options": mode_options(config),
         "workers": world.workers,
         "servers": world.servers,
@@ -83,7 +86,7 @@ def manifest(
         **seen,
         "global_batch": config.batch_size,
         "schedule": schedule(config, config.total_steps(seen["train_samples"])),
-        **_options_taken(config, world),
+        **_options_taken(job),
         "respawns": bool(os.environ.get(RESPAWNS)),
         "trace": config.trace_steps if config.trace else "none",
         "clocks": {},  # of --trace, at the end
@@ -105,9 +108,9 @@ def manifest(
     }
 
 
-def _options_taken(config: RunConfig, world: World) -> dict[str, Any]:
+def _options_taken(job: Job) -> dict[str, Any]:
     """Options whose value the mode and the number of workers decide, where they were left open."""
-    options = modes.declared(config.mode).options
+    config, world, options = job.config, job.world, modes.declared(job.config.mode).options
     push_scale = config.taken_push_scale if "push_scale" in options else "mean" if world.servers else ""
     bound = config.staleness if "staleness" in options else None
     outer_lr, outer_momentum = config.taken_outer(world.workers) if config.local_steps else (None, None)
@@ -119,7 +122,7 @@ def _options_taken(config: RunConfig, world: World) -> dict[str, Any]:
         "outer_momentum": outer_momentum,
         "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in options else 0.0,
         "shares": shares_of(config),
-        "wait_for": choice(config, "wait_for"),
+        "wait_for": job.wait_for,
         "staleness_bound": bound,
         "bucket_mb": config.bucket_mb if "bucket_mb" in options else None,
     }

@@ -5,7 +5,7 @@ The configuration itself knows none of them. Everything here is quick, and impor
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hvdtrain.numerics import compression, slowdown
 from hvdtrain.numerics.optimizers import OPTIMIZERS
 from hvdtrain.runs.folder import CONFIG, name_one_of
 from hvdtrain.system import trace
+from hvdtrain.system.own_code import file_of, is_code, with_file
 
 # What may change on the way: how the work is shared out, how long it goes on, what is shown of it. All else decides
 # what the weights become, and has to stay.
@@ -29,7 +30,7 @@ MAY_CHANGE = {
     "compression", "wire", "ring_transport", "bucket_mb", "record", "accumulate", "epochs", "steps", "time_budget",
     "sprint", "repeat",
     "deterministic", "save", "target_accuracy", "stop_at_target", "snapshot_every", "keep_snapshots", "log_every",
-    "timeout", "dataset", "pretrained",  # names of what is compared by its content
+    "timeout", "dataset", "skip_bad", "pretrained",  # what is compared by its content
 }  # fmt: skip
 
 
@@ -71,6 +72,7 @@ def check(config: RunConfig) -> RunConfig:
             raise unknown(what, name, valid)
     config.check_values()
     check_url(config.dataset)
+    _check_own_code(config)
     mode = modes.declared(config.mode)
     if problem := next(_mode_problems(config, mode), ""):
         raise UsageError(problem)
@@ -90,6 +92,18 @@ def check(config: RunConfig) -> RunConfig:
     if config.servers and not mode.has_servers:
         raise UsageError(f"--mode {config.mode} has no servers: drop --servers, or choose a ps- mode")
     return config
+
+
+def _check_own_code(config: RunConfig) -> None:
+    """UsageError for options that a user's own model or data has no use for."""
+    useless = {
+        "--width": (config.model, config.taken_width != 1), "--freeze": (config.model, config.freeze != "none"),
+        "--dropout": (config.model, config.dropout > 0), "--augment": (config.dataset, config.augment != "none"),
+        "--image-size": (config.dataset, config.image_size > 0), "--skip-bad": (config.dataset, config.skip_bad),
+    }  # fmt: skip
+    for option, (name, is_given) in useless.items():
+        if is_given and (models.is_own(name) if name == config.model else is_code(name)):
+            raise UsageError(f"{option} does nothing in {name}: its code decides that")
 
 
 def _mode_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
@@ -256,13 +270,14 @@ def changed_for_good(before: Mapping[str, Any], config: RunConfig) -> list[str]:
     """What may not change when a run goes on, and did, a phrase each.
 
     Args:
-        before: what it lacks has its default.
+        before: what it lacks has its default. A user's model is compared by its code, and not by where that lies.
     """
     before = dataclasses.asdict(RunConfig()) | dict(before)
+    may_change = MAY_CHANGE | ({"model"} if is_code(before["model"]) and is_code(config.model) else set())
     return [
         f"{flag(name)} was {before[name]!r}, not {value!r}"
         for name, value in dataclasses.asdict(config).items()
-        if name not in MAY_CHANGE and before[name] != value
+        if name not in may_change and before[name] != value
     ]
 
 
@@ -280,6 +295,23 @@ def config_of(run: Path) -> RunConfig:
     return check(RunConfig(**read_config(run / CONFIG)))
 
 
+def check_trusted(options: Mapping[str, Any], given: Collection[str], trusts: bool, where: Path) -> None:
+    """UsageError where code would be imported that a run folder names, and that nobody has named here.
+
+    Args:
+        options: `model` and `dataset`, as they are to be.
+        given: those options that stand on the command line.
+        trusts: whether --trust-model does.
+        where: the run folder, or its file.
+    """
+    for name in ("model", "dataset"):
+        if is_code(value := str(options[name])) and name not in given and not trusts:
+            raise UsageError(
+                f"{where} names code for {flag(name)}, {value}, which may be anybody's: look at it, and give "
+                f"--trust-model, or {flag(name)} with your own"
+            )
+
+
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The same with absolute paths, so that it means the same from any folder."""
 
@@ -288,8 +320,13 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
 
+    def code(name: str) -> str:
+        return with_file(name, file) if (file := file_of(name)) else name
+
     known = is_name(config.dataset) or is_url(config.dataset)
+    own = is_code(config.dataset)
     return dataclasses.replace(
-        config, dataset=config.dataset if known else absolute(config.dataset),
+        config, dataset=config.dataset if known else code(config.dataset) if own else absolute(config.dataset),
+        model=code(config.model),
         pretrained=config.pretrained if config.pretrained in ("", "imagenet") else absolute(config.pretrained),
     )  # fmt: skip

@@ -99,6 +99,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     processes: Count | None = None
     threads_per_worker: Count | None = None
     model: str | None = None
+    model_hash: str | None = None
+    batch_norm: bool | None = None
+    dropout_layers: bool | None = None
     parameters: Count | None = None
     trained_parameters: Count | None = None
     width: float | None = None

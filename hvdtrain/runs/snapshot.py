@@ -106,10 +106,20 @@ def _sync(path: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Write a safetensors file, whole or not at all. OSError where it cannot be."""
+    """Write a safetensors file, whole or not at all. OSError where it cannot be. A weight that layers share is there
+    for each of them, as the format wants it.
+    """
     unfinished = path.with_suffix(".writing")
+    written: dict[str, torch.Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in tensors.items():
+        place = tensor.data_ptr(), tensor.shape
+        written[name] = tensor.detach().cpu().contiguous()
+        if place in seen:
+            written[name] = written[name].clone()
+        seen.add(place)
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished)
+        save_file(written, unfinished)
     except SafetensorError as error:  # which it raises for a full disk too
         unfinished.unlink(missing_ok=True)
         number = int(code[1]) if (code := re.search(r"os error (\d+)", str(error))) else 0

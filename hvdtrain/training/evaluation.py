@@ -8,7 +8,7 @@ from torch import nn
 
 from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
-from hvdtrain.data.loader import Loader
+from hvdtrain.data.loader import Batches
 from hvdtrain.data.sampling import Share
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.precision import autocast
@@ -18,7 +18,7 @@ from hvdtrain.training.feed import Normalise, feed
 EVALUATION_BATCH = 128
 
 
-def evaluate(job: Job, model: nn.Module, group: Group, loader: Loader) -> tuple[float, float, torch.Tensor]:
+def evaluate(job: Job, model: nn.Module, group: Group, loader: Batches) -> tuple[float, float, torch.Tensor]:
     """Mean loss and accuracy over every sample once, the same on all workers; and which of its own part this worker
     answered rightly: [its samples] bool.
 
@@ -49,7 +49,7 @@ def in_batches(own: Sequence[int]) -> list[Share]:
     return [Share(0, 0, batch, 1.0, len(batch)) for batch in batches]
 
 
-def _totals(job: Job, model: nn.Module, loader: Loader, own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _totals(job: Job, model: nn.Module, loader: Batches, own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of losses, number of correct answers and of samples over `own` samples: [3] float64; and whether each was
     answered rightly: [own] bool.
     """

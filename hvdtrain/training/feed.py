@@ -10,6 +10,7 @@ import torch
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.data.loader import Batch
 from hvdtrain.data.sampling import Share
+from hvdtrain.system.own_code import is_code
 from hvdtrain.training.device import memory_format
 
 # The mean and deviation of ImageNet's pixels, which torchvision's weights expect.
@@ -82,12 +83,17 @@ class Ahead:
 
 
 class Normalise:
-    """uint8 images [n, 3, side, side] of the device to float32, with ImageNet's mean and deviation."""
+    """uint8 images [n, 3, side, side] of the device to float32, with ImageNet's mean and deviation. A user's own data
+    stays as it is.
+    """
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self.takes_images = not is_code(config.dataset)
         self.layout = memory_format(config, device)
         self.shift = torch.tensor(MEAN, device=device).view(1, 3, 1, 1) * 255
         self.scale = 1 / (torch.tensor(DEVIATION, device=device).view(1, 3, 1, 1) * 255)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        if not self.takes_images:
+            return images
         return images.to(torch.float32, memory_format=self.layout).sub_(self.shift).mul_(self.scale)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.synchroniser import Synchroniser
-from hvdtrain.data.loader import Loader
+from hvdtrain.data.loader import Batches
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.numerics.clock import Timer
 from hvdtrain.numerics.slowdown import Slowdown
@@ -53,7 +53,7 @@ class Training:
     age_s: float = 0.0
 
 
-def train(training: Training, loader: Loader, validation: Loader) -> list[float]:
+def train(training: Training, loader: Batches, validation: Batches) -> list[float]:
     """Train until epochs, steps or time are over, or the target is reached; evaluate after every epoch and at the end,
     but in a sprint.
 
@@ -71,7 +71,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
     shares = make_shares(config, sampler, sync, steps, loader.ahead + AHEAD)
     has_joined, age = world.joined is not None, training.age_s
     barrier = StepBarrier(config, sync, steps, history.wall_s, may_depart=has_joined)
-    stepper = _stepper(training, sampler, loader.side, steps)
+    stepper = _stepper(training, sampler, loader.sample, steps)
     if not has_joined:
         sync.group.barrier()  # the clock starts when every worker is ready
     processor = ProcessorTime(sync)
@@ -96,7 +96,7 @@ def train(training: Training, loader: Loader, validation: Loader) -> list[float]
 
 
 def _take_round(
-    training: Training, loader: Loader, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
+    training: Training, loader: Batches, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
 ) -> Decision:
     """Train until the epoch is over, or all workers do something else; that is what they have decided."""
     sync, history, clock, decision = training.sync, training.history, stepper.clock, GO_ON
@@ -129,7 +129,7 @@ def _take_round(
     return decision
 
 
-def _after_round(training: Training, validation: Loader, shares: Shares, decision: Decision, epoch: int) -> Decision:
+def _after_round(training: Training, validation: Batches, shares: Shares, decision: Decision, epoch: int) -> Decision:
     """Evaluate where the epoch or training is over, and save what is to be saved; the decision, or that it is over."""
     config, history = training.job.config, training.history
     if not decision.over and history.step % shares.sampler.steps_per_epoch:  # amid an epoch
@@ -169,11 +169,11 @@ def _wall_time(training: Training, spent: dict[str, float], elapsed: float) -> f
     return last
 
 
-def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | None) -> Stepper:
+def _stepper(training: Training, sampler: BatchSampler, sample: torch.Tensor, steps: int | None) -> Stepper:
     """What takes the steps, ready to: compiled, if that is asked for.
 
     Args:
-        side: of the images, in pixels.
+        sample: one, as batches have it.
         steps: how many there will be, or None where nobody knows.
     """
     stepper = Stepper(training.job, training.model, training.sync, training.module, steps, training.slowdown)
@@ -181,12 +181,12 @@ def _stepper(training: Training, sampler: BatchSampler, side: int, steps: int | 
     if training.job.config.compile:
         began = time.perf_counter()
         with immediate_sigterm():
-            stepper.compile({len(share.indices) for share in sampler.epoch(1)}, side)
+            stepper.compile({len(share.indices) for share in sampler.epoch(1)}, sample)
         training.progress.print(f"compiled the model in {time.perf_counter() - began:.0f} s")
     return stepper
 
 
-def _evaluate(training: Training, validation: Loader, epoch: int, trained: int | None) -> bool:
+def _evaluate(training: Training, validation: Batches, epoch: int, trained: int | None) -> bool:
     """Evaluate, write it down, and save the model if it is the best so far; whether the target accuracy is reached.
 
     All workers call it together; none of it is training time.

@@ -11,6 +11,7 @@ from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.coordination.group import Group
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.errors import Failure, UsageError
+from hvdtrain.models.own import code_hash
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.metrics import cut_after
@@ -48,6 +49,8 @@ def find(run: Path, config: RunConfig, data: ImageFolder, is_chief: bool) -> Sna
     different = changed_for_good(saved, config)
     if is_chief and snapshot.state["dataset_hash"] != data.known_hash:
         different.append(f"{config.dataset} holds other images than {saved.get('dataset', RunConfig.dataset)} did")
+    if is_chief and snapshot.state.get("model_hash") != code_hash(config.model):
+        different.append(f"{config.model} is other code than {saved.get('model')} was")
     if different:
         raise of_another_job(snapshot.folder, different)
     return snapshot if is_chief else None

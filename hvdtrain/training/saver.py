@@ -16,7 +16,7 @@ from hvdtrain.runs.snapshot import BEST, save, write_tensors
 from hvdtrain.training.history import History
 
 MANIFEST = "manifest.json"
-FACTS = ("dataset_hash", "initial_weights", "parts")  # of the manifest, which each snapshot holds too
+FACTS = ("dataset_hash", "model_hash", "initial_weights", "parts")  # of the manifest, which each snapshot holds too
 
 
 class Saver:

@@ -42,16 +42,19 @@ class Stepper:
         self.clock = Clock(model, job.device)
         self.clock.start()
 
-    def compile(self, sizes: Collection[int], side: int) -> None:
+    def compile(self, sizes: Collection[int], sample: torch.Tensor) -> None:
         """Have torch compile for each number of images that a step can have, by going forward and backward with so
         many: it compiles for a shape when that first comes. Weights and statistics stay as they are.
+
+        Args:
+            sample: one, [1, …], as batches have it.
         """
         before = [buffer.clone() for buffer in self.model.buffers()]
         passes = self.config.accumulate
         counts = {max(1, len(even_range(size, number, passes))) for size in sizes for number in range(passes)}
         self.sync.set_accumulating(True)
         for count in sorted(counts):
-            inputs = self.normalise(torch.zeros(count, 3, side, side, dtype=torch.uint8, device=self.device))
+            inputs = self.normalise(sample.repeat(count, *[1] * (sample.ndim - 1)).to(self.device))
             with autocast(self.config.precision, self.device):
                 scores = self.module(inputs)
             torch.autograd.grad(scores.float().sum(), trained(self.model))  # not backward(), which modes listen to
@@ -131,8 +134,7 @@ def backward(
         set_accumulating: called before each pass with whether another follows.
         between: called once, after the first forward and before its backward.
     """
-    if config.dropout:
-        torch.manual_seed(random_seed(config, share))
+    torch.manual_seed(random_seed(config, share))
     loss, correct = torch.zeros((), device=inputs.device), torch.zeros((), device=inputs.device)
     for number in range(config.accumulate):
         own = even_range(len(labels), number, config.accumulate)

@@ -19,7 +19,9 @@ def make(root: Path, files: list[str]) -> Path:
     for number, name in enumerate(files):
         path = root / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
-        if not name.endswith("/"):
+        if name.endswith(".csv"):
+            path.write_text("file_name,label\n")
+        elif not name.endswith("/"):
             Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
     return root
 
@@ -70,9 +72,15 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ([], ["no folder TrainData", "TrainData/<class>/", "`hvdtrain data build folder --source "]),
-        (GOOD[:2], ["no folder ValidationData", "`hvdtrain data build folder --source "]),
-        (["TrainData/", "ValidationData/"], ["TrainData' is empty", "`hvdtrain data build folder --source "]),
+        ([], ["no folder train:", "train/<class>/", "`hvdtrain data build folder --source "]),
+        (GOOD[:2], ["no folder val:", "`hvdtrain data build folder --source "]),
+        (
+            ["TrainData/", "ValidationData/"],
+            ["TrainData' has no class folders", "`hvdtrain data build "],
+        ),
+        ([*GOOD, "train/cat/1.png"], ["has TrainData and train, which mean the same"]),
+        (["train/metadata.csv", "train/1.png", *GOOD[2:]], ["train/metadata.csv' is not read", "train/<class>/"]),
+        (["train/cat/tabby/1.png", "train/dog/1.png", *GOOD[2:]], ["class 'cat' has images only in folders", "deeper"]),
         (GOOD[0::2], ["one class only, 'cat'"]),
         ([*GOOD, "TrainData/cow/1.png"], ["only in TrainData: cow"]),
         ([*GOOD, "ValidationData/emu/1.png"], ["only in ValidationData: emu"]),
@@ -87,6 +95,27 @@ def test_a_folder_of_another_shape_is_refused_in_one_line(tmp_path, files, words
     message = str(refusal.value)
     assert all(word in message for word in [*words, str(tmp_path)])
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "test"),
+    [
+        ("train", "val", "test"), ("training", "validation", "testing"), ("Train", "valid", "eval"),
+        ("train", "dev", "evaluation"), ("train", "ValidationData", ""), ("train", "test", ""),
+    ],
+)  # fmt: skip
+def test_parts_may_be_called_as_hugging_face_calls_them(train, validation, test, tmp_path):
+    parts = [part for part in (train, validation, test) if part]
+    make(tmp_path, [f"{part}/{name}/{part}.png" for part in parts for name in ("cat", "dog")] + ["notes/cat/1.png"])
+    found = scan(tmp_path)
+    assert found.classes == ("cat", "dog")
+    assert [path.name for path, _ in found.train] == [f"{train}.png"] * 2
+    assert [path.name for path, _ in found.validation] == [f"{validation}.png"] * 2
+    assert [path.name for path, _ in found.test] == ([f"{test}.png"] * 2 if test else [])
+
+
+def test_test_images_without_classes_are_left_alone(tmp_path):
+    assert scan(make(tmp_path, [*GOOD, "test/1.png", "test/2.png"])).test == ()
 
 
 def test_what_is_no_folder_is_refused(tmp_path):

@@ -151,7 +151,7 @@ def test_what_no_evaluation_has_made_is_not_overwritten(three, tmp_path):
 
 
 def test_test_images_where_the_data_set_has_some(three, small, tmp_path):
-    assert f"the data set {small} has no TestData/: use --split validation" in refused(three, "--split", "test")
+    assert f"the data set {small} has no test images: use --split validation" in refused(three, "--split", "test")
     with_test = shutil.copytree(small, tmp_path / "with test!")
     shutil.copytree(small / "TrainData", with_test / "TestData")
     _, figures = evaluate(three, "--split", "test", "--dataset", with_test)

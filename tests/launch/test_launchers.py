@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers import report_runs
+from helpers.own import TEXT, written
 from helpers.recipes import TAKE_HOSTS, script, start
 
 from hvdtrain.config import recipes
@@ -203,3 +204,27 @@ def test_a_variable_that_there_is_not_is_named(tmp_path, monkeypatch):
             expand("mine", JobSpec(1, ["x"]))
     finally:
         recipes.load.cache_clear()
+
+
+def test_a_users_code_travels_with_the_copy_of_the_current_folder_or_is_looked_for_where_it_is(tmp_path, monkeypatch):
+    asked = []
+
+    def check_hosts(hosts, required, measure):
+        asked.append(required.files)
+        return "", ()
+
+    monkeypatch.setattr("hvdtrain.launch.prepare.check_hosts", check_hosts)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for folder in (here, tmp_path):
+        written(folder, TEXT)
+    hosts = [Host("a", 1), Host("b", 1)]
+    for model, copy, there in (
+        ("mine.py:build", "/tmp/copy", "/tmp/copy/mine.py"), ("../mine.py:build", "/tmp/copy", f"{tmp_path}/mine.py"),
+        ("mine.py:build", "", f"{here}/mine.py"),
+    ):  # fmt: skip
+        config = RunConfig(mode="allreduce", model=model, dataset=f"{here}/mine.py:data")
+        command = prepare("ssh", config, 2, hosts, tmp_path / "run", working_folder=copy)
+        assert f"--model {there}:build" in command.dry_run_text() and there in asked[-1]
+        assert (f"{copy}/mine.py" if copy else f"{here}/mine.py") in asked[-1]

@@ -35,6 +35,7 @@ def names(kind):
 def test_the_writers_write_what_the_schema_has():
     # Beside what these functions return, rank/results.py adds some; the last are not in every version.
     more = {"dataset_hash", "train_samples", "validation_samples", "classes", "image_size", "initial_weights", "parts"}
+    more |= {"model_hash", "batch_norm", "dropout_layers"}
     of_manifest = {*runs_manifest.AS_ASKED, *written(runs_manifest, "manifest")}
     assert names(Manifest) <= of_manifest | more
     of_summary = written(rank_summary, "summarise") | written(rank_summary, "_of_steps")

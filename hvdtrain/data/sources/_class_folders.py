@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from hvdtrain.data.archive import Member, Tree
-from hvdtrain.data.folder import SUFFIXES
+from hvdtrain.data.folder import PART_NAMES, SUFFIXES, TEST, TRAIN, VALIDATION
 from hvdtrain.data.selection import Item
 from hvdtrain.errors import UsageError
 
-# The folders, in upper or lower case, that hold each part of the data set.
+# The folders, in upper or lower case, that hold each part of the data set; with an x, of ImageNet-100 in pieces.
 PART_FOLDERS = {
-    "train": r"train(\.x\d+)?|training|traindata",
-    "validation": r"val(\.x)?|valid|validation|validationdata",
-    "test": r"test|testdata",
+    "train": "|".join([*PART_NAMES[TRAIN], r"train\.x\d+"]),
+    "validation": "|".join([*PART_NAMES[VALIDATION], r"val\.x"]),
+    "test": "|".join(PART_NAMES[TEST]),
 }
 MAX_NAME_BYTES = 255  # of a file
 
