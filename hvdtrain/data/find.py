@@ -1,11 +1,12 @@
-"""Finds the data set that `--dataset` names: a recipe, a folder, or shards at a URL."""
+"""Finds the data set that `--dataset` names: a recipe, a folder, or Parquet files in a folder or at a URL."""
 
 import os
 from pathlib import Path
 
 from hvdtrain.config import recipes
+from hvdtrain.data import packed
 from hvdtrain.data.build import build, is_built
-from hvdtrain.data.folder import ImageFolder, scan
+from hvdtrain.data.folder import TRAIN, ImageFolder, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root
 from hvdtrain.data.synthetic import NAME, synthetic
@@ -19,12 +20,11 @@ def find_dataset(dataset: str) -> ImageFolder:
         UsageError: there is no such data set.
     """
     if is_url(dataset):
-        from hvdtrain.data import shards
-
-        return shards.read(dataset)
+        return packed.read(dataset.rstrip("/"))
     if dataset == NAME:
         return synthetic()
-    return scan(locate_folder(dataset))
+    folder = locate_folder(dataset)
+    return packed.read(str(folder)) if not (folder / TRAIN).exists() and packed.is_packed(folder) else scan(folder)
 
 
 def is_name(dataset: str) -> bool:
@@ -33,7 +33,7 @@ def is_name(dataset: str) -> bool:
 
 
 def is_url(dataset: str) -> bool:
-    """Whether `--dataset` is a URL of shards for fsspec: `s3://…`, `https://…`, `simplecache::https://…`."""
+    """Whether `--dataset` is a URL for fsspec: `s3://…`, `hf://datasets/…`, `simplecache::https://…`."""
     return "://" in dataset
 
 

@@ -34,8 +34,8 @@ from hvdtrain.data import loader as loaders
 from hvdtrain.data.build import build
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import scan
+from hvdtrain.data.packing import pack
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.data.shards import pack
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
 from hvdtrain.launch.recipe import train_program

@@ -30,8 +30,8 @@ from hvdtrain.data import loader as loaders
 from hvdtrain.data.build import build
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import scan
+from hvdtrain.data.packing import pack
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.data.shards import pack
 
 BATCH, SIDE = 32, 224
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
