@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 
 from hvdtrain.data.folder import ImageFolder, usable_size
-from hvdtrain.data.row_groups import MAX_GROUP_BYTES, ParquetFile, ParquetImages, RangeFile, RowGroups
+from hvdtrain.data.parquet_footer import row_groups
+from hvdtrain.data.row_groups import ParquetFile, ParquetImages, RangeFile, RowGroups
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.storage import cache_root
 from hvdtrain.errors import Failure, UsageError
@@ -39,8 +40,8 @@ WORD = re.compile(rf"(?<![^-._ 0-9/])({'|'.join(WORDS)})(?![^-._ 0-9/])")
 NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 OPENED = 32  # files that are opened at a time: over a network each waits for the server most of the time
 # What is believed of a stranger's files. A label takes 4 bytes of memory in each worker.
-MAX_FILE_BYTES, MAX_FOOTER_BYTES, MAX_FOOTERS_BYTES = 2**34, 2**26, 2**30
-MAX_FILE_ROWS, MAX_ROWS, MAX_CLASSES = 2**24, 2**27, 100_000
+MAX_FILE_BYTES, MAX_FOOTER_BYTES, MAX_FOOTERS_BYTES = 2**34, 2**24, 2**28
+MAX_ROWS, MAX_CLASSES = 2**27, 100_000
 UNLABELLED = -1  # Hugging Face's label of images whose class nobody tells
 
 
@@ -206,14 +207,13 @@ def _open(filesystem: Any, path: str) -> Opened:
         metadata = pq.read_metadata(pa.BufferReader(footer))
         schema = metadata.schema.to_arrow_schema()
         columns = _columns(schema)
-        leaves = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
-        leaf = leaves[f"{columns.image}.bytes"]
-        _check_groups(metadata, (leaf, leaves[columns.label]), size - len(footer))
-        file = ParquetFile(filesystem, path, size, metadata, columns.image, leaf)
+        groups = row_groups(footer, columns.image, columns.label, size - len(footer))
+        file = ParquetFile(filesystem, path, size, metadata, columns.image, groups)
         reader = pq.ParquetFile(RangeFile(filesystem, path, size), metadata=metadata)
         column = reader.read([columns.label], use_threads=False).column(0)
-        if column.null_count or len(column) != metadata.num_rows:
-            raise ValueError(f"{len(column) - column.null_count:,} labels of {metadata.num_rows:,} rows")
+        rows = sum(group.rows for group in groups)
+        if column.null_count or len(column) != rows:
+            raise ValueError(f"{len(column) - column.null_count:,} labels of {rows:,} rows")
         packing = (schema.metadata or {}).get(b"hvdtrain")
         return Opened(
             file, footer, columns, msgspec.json.decode(packing, type=Packing) if packing else None,
@@ -247,11 +247,14 @@ def _columns(schema: Any) -> Columns:
     """
     import pyarrow as pa
 
-    features: Any = {}
-    if told := (schema.metadata or {}).get(b"huggingface"):
-        features = json.loads(told)["info"]["features"]
-    image = _named("image", [name for name in schema.names if _type(features, name) == "Image"], schema)
-    label = _named("label", [name for name in schema.names if _type(features, name) == "ClassLabel"], schema)
+    try:
+        told = (schema.metadata or {}).get(b"huggingface")
+        features = json.loads(told)["info"]["features"] if told else {}
+        kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError("what its metadata has under `huggingface` are no features") from None
+    image = _named("image", [name for name in schema.names if kinds.get(name) == "Image"], schema)
+    label = _named("label", [name for name in schema.names if kinds.get(name) == "ClassLabel"], schema)
     kind = schema.field(image).type
     if not pa.types.is_struct(kind) or not any(
         one.name == "bytes" and (pa.types.is_binary(one.type) or pa.types.is_large_binary(one.type)) for one in kind
@@ -259,13 +262,8 @@ def _columns(schema: Any) -> Columns:
         raise ValueError(f"its column `{image}` is {kind!s:.80} and not {{bytes, path}}")
     if not pa.types.is_integer(schema.field(label).type):
         raise ValueError(f"its column `{label}` is {schema.field(label).type!s:.80} and not an integer")
-    names = features[label]["names"] if _type(features, label) == "ClassLabel" else None
+    names = features[label].get("names") if kinds.get(label) == "ClassLabel" else None
     return Columns(image, label, msgspec.convert(names, tuple[str, ...]) if names is not None else None)
-
-
-def _type(features: Any, name: str) -> str:
-    feature = features.get(name)
-    return str(feature.get("_type")) if isinstance(feature, dict) else ""
 
 
 def _named(wanted: str, of_its_kind: list[str], schema: Any) -> str:
@@ -275,26 +273,6 @@ def _named(wanted: str, of_its_kind: list[str], schema: Any) -> str:
     if schema.names.count(wanted) == 1:
         return wanted
     raise ValueError(f"it has no column `{wanted}` but {some_of(of_its_kind or schema.names)}")
-
-
-def _check_groups(metadata: Any, leaves: tuple[int, int], end: int) -> None:
-    """ValueError where a row group has more than is believed, or does not lie before `end` in its file."""
-    rows = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        rows += group.num_rows
-        if not 0 <= group.num_rows <= rows <= MAX_FILE_ROWS:
-            raise ValueError(f"row group {number} has {group.num_rows:,} rows")
-        for chunk in map(group.column, leaves):
-            start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-            if not 0 <= chunk.total_uncompressed_size <= MAX_GROUP_BYTES:
-                raise ValueError(f"row group {number} has {chunk.total_uncompressed_size:,} bytes of images")
-            if start < 4 or chunk.total_compressed_size < 0 or start + chunk.total_compressed_size > end:
-                raise ValueError(f"row group {number} does not lie in the file")
-            if chunk.num_values != group.num_rows:
-                raise ValueError(f"row group {number} has {chunk.num_values:,} values in {group.num_rows:,} rows")
-    if rows != metadata.num_rows:
-        raise ValueError(f"it says {metadata.num_rows:,} rows, and its row groups {rows:,}")
 
 
 def _agreed(opened: list[Opened], url: str) -> tuple[Columns, Packing | None]:

@@ -16,10 +16,10 @@ import numpy as np
 from hvdtrain.data.folder import ManyImages
 from hvdtrain.data.image import MAX_BYTES
 from hvdtrain.data.kept_files import kept
+from hvdtrain.data.parquet_footer import MAX_GROUP_BYTES, Group
 from hvdtrain.data.sampling import packing_order
 from hvdtrain.errors import Failure
 
-MAX_GROUP_BYTES = 2**30  # of a row group's images, encoded as they are and unpacked
 KEPT_BYTES = 2**28  # of images that a process keeps, the last row groups that were read: those of some 16 blocks
 AT_ONCE = 4  # row groups that are read at the same time
 
@@ -66,7 +66,8 @@ class ParquetFile:
         filesystem: fsspec's, on which it is.
         size: in bytes.
         metadata: its footer, as pyarrow has it.
-        image: the name of the column of images, and `leaf` the number of that of their bytes.
+        image: the name of the column of images.
+        groups: its row groups.
     """
 
     filesystem: Any
@@ -74,18 +75,9 @@ class ParquetFile:
     size: int
     metadata: Any
     image: str
-    leaf: int
+    groups: list[Group]
 
-    def chunk(self, group: int) -> Any:
-        """What the footer says of the images of a row group."""
-        return self.metadata.row_group(group).column(self.leaf)
-
-    def is_plain(self, group: int) -> bool:
-        """Whether the images of a row group stand in the file as they are."""
-        chunk = self.chunk(group)
-        return chunk.compression == "UNCOMPRESSED" and not chunk.has_dictionary_page
-
-    def read(self, group: int, source: Any) -> Any:
+    def read(self, number: int, source: Any) -> Any:
         """The encoded images of a row group, as pyarrow's array of bytes. ValueError where there are fewer, or more
         bytes than may be.
 
@@ -95,13 +87,13 @@ class ParquetFile:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows, size = self.metadata.row_group(group).num_rows, self.chunk(group).total_uncompressed_size
+        group = self.groups[number]
         # A dictionary can have one long image stand for each row: no more is unpacked at a time than may be in all.
-        batch_rows = rows if self.is_plain(group) else max(1, MAX_GROUP_BYTES // max(1, size))
+        batch_rows = group.rows if group.is_plain else max(1, MAX_GROUP_BYTES // max(1, group.unpacked))
         reader = pq.ParquetFile(source, metadata=self.metadata, memory_map=True, page_checksum_verification=True)
         batches, unpacked = [], 0
         for batch in reader.iter_batches(
-            batch_rows, row_groups=[group], columns=[f"{self.image}.bytes"], use_threads=False
+            batch_rows, row_groups=[number], columns=[f"{self.image}.bytes"], use_threads=False
         ):
             [images] = batch.column(0).flatten()
             batches.append(images)
@@ -109,8 +101,8 @@ class ParquetFile:
             if unpacked > MAX_GROUP_BYTES:
                 raise ValueError(f"more than {MAX_GROUP_BYTES:,} bytes of images in a row group")
         images = pa.chunked_array(batches)
-        if len(images) != rows or images.null_count:
-            raise ValueError(f"{len(images) - images.null_count:,} images in a row group of {rows:,}")
+        if len(images) != group.rows or images.null_count:
+            raise ValueError(f"{len(images) - images.null_count:,} images in a row group of {group.rows:,}")
         return images
 
 
@@ -171,7 +163,7 @@ class RowGroups:
             self.kept_bytes -= self._size(key)
 
     def _size(self, key: tuple[int, int]) -> int:
-        return int(self.files[key[0]].chunk(key[1]).total_uncompressed_size)
+        return self.files[key[0]].groups[key[1]].unpacked
 
     def _local(self, number: int) -> Path | None:
         """Where a file is on this host. It is downloaded where it is to be kept."""
@@ -181,22 +173,23 @@ class RowGroups:
         return kept(self.cache / f"{number:05d}.parquet", file.filesystem, file.path, file.size) if self.cache else None
 
     def _read(self, number: int, group: int) -> Any:
-        file = self.files[number]
-        local = self._local(number)
+        file, local = self.files[number], self._local(number)
         images = file.read(group, local or RangeFile(file.filesystem, file.path, file.size))
-        if local and file.is_plain(group) and (places := _places(local, file.chunk(group), images)) is not None:
-            self.places[number, group] = local, places
+        if local and file.groups[group].is_plain:
+            places = _places(local, file.groups[group], images)
+            if places is not None:
+                self.places[number, group] = local, places
         return images
 
 
-def _places(path: Path, chunk: Any, images: Any) -> np.ndarray | None:
+def _places(path: Path, group: Group, images: Any) -> np.ndarray | None:
     """Where in the file each image of a row group begins and ends: [images, 2] int64. Each is compared; None where they
     do not stand there as they are. In Parquet's PLAIN encoding one follows the other after 4 bytes, its length, and
     perhaps a page's header.
     """
     places = np.empty((len(images), 2), np.int64)
     with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        end, last = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size
+        end, last = group.start, group.start + group.size
         for number, image in enumerate(images):
             encoded = image.as_py()
             start = end + 4
@@ -258,10 +251,8 @@ class ParquetImages(ManyImages):
 
     def __init__(self, name: str, groups: RowGroups, files: Sequence[int], labels: np.ndarray) -> None:
         self.name, self.groups, self._labels = name, groups, labels
-        metadata = [(file, groups.files[file].metadata) for file in files]
-        self.places = [(file, group) for file, footer in metadata for group in range(footer.num_row_groups)]
-        rows = [footer.row_group(group).num_rows for _, footer in metadata for group in range(footer.num_row_groups)]
-        self.starts = np.cumsum([0, *rows[:-1]])
+        self.places = [(file, group) for file in files for group in range(len(groups.files[file].groups))]
+        self.starts = np.cumsum([0, *(groups.files[file].groups[group].rows for file, group in self.places)])
         self.rows = np.arange(len(labels), dtype=np.int32)
         if name == "train":
             self.rows[packing_order(len(labels))] = np.arange(len(labels), dtype=np.int32)
@@ -283,7 +274,7 @@ class ParquetImages(ManyImages):
         return self._labels[self.rows].astype(np.int64)
 
     def image_bytes(self) -> int:
-        return sum(self.groups.files[file].chunk(group).total_uncompressed_size for file, group in self.places)
+        return sum(self.groups.files[file].groups[group].unpacked for file, group in self.places)
 
     def some(self, count: int) -> list[ParquetImage]:
         """The first in the file, so that few row groups are read."""
