@@ -27,7 +27,7 @@ from hvdtrain import planning
 from hvdtrain.cli import main
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.data import shards
+from hvdtrain.data import packing
 from hvdtrain.data.folder import scan
 from hvdtrain.errors import UsageError
 from hvdtrain.runs.folder import claim
@@ -54,7 +54,7 @@ def base(tmp_path_factory):
     for part in ("TrainData", "ValidationData"):
         for name in ("cat", "dog"):
             archives.lay_out(images / part / name, {f"{k}.png": archives.picture(k, (40, 36)) for k in range(3)})
-    assert shards.pack(scan(images), f"file://{root}/packed", 3000, False, lambda *_: None)
+    assert packing.pack(scan(images), f"{root}/packed", 3000, False, lambda *_: None)
     return root
 
 
@@ -77,7 +77,7 @@ READERS = {
     ),
     "plan": (["case.toml"], ["plan predict --case case.toml"]),
     "packed": (
-        ["index.json", "train-000000000-*.tar"], ["data check file://{here}", "data show file://{here} --out x"],
+        ["data/train-*.parquet"], ["data check {here}", "data show file://{here} --out x"],
     ),
 }  # fmt: skip
 

@@ -38,9 +38,9 @@ class RunConfig:
         ("--num-servers", "-s"),
     )  # fmt: skip
     dataset: str = option(
-        "digits", "A data set's name, a folder with train/ and val/ (or TrainData/ and ValidationData/), the URL of "
-        "packed shards, or your own FILE.py:FUNCTION that returns data sets of (tensor, label); `synthetic`, or "
-        "--synthetic alone, is noise that costs nothing to read.", str,
+        "digits", "A data set's name, a folder with train/ and val/ (or TrainData/ and ValidationData/), Parquet "
+        "files in a folder or at a URL, or your own FILE.py:FUNCTION that returns data sets of (tensor, label); "
+        "`synthetic`, or --synthetic alone, is noise that costs nothing to read.", str,
     )  # fmt: skip
     skip_bad: bool = option(
         False, "Leave damaged images of a folder out: all are looked at before training, once a host.", bool
@@ -180,8 +180,8 @@ class RunConfig:
     record: bool = option(False, "Servers write down which push was applied when, for `hvdtrain replay`.", bool)
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
     shuffle_block: int = option(
-        0, "Samples that stay near each other in every epoch, so that few shards are read at a time: `hvdtrain data "
-        "pack` prints how many. `none`: all are shuffled.", WordOr("none", 0, click.IntRange(0, 2**31 - 1)),
+        0, "Samples that stay near each other in every epoch, so that few row groups are read at a time: `hvdtrain "
+        "data pack` prints how many. `none`: all are shuffled.", WordOr("none", 0, click.IntRange(0, 2**31 - 1)),
     )  # fmt: skip
     repeat: int = option(
         1, "Which repeat of a measurement this is: a report takes means over them.", click.IntRange(1, 10**6)

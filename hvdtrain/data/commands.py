@@ -147,7 +147,7 @@ def _images(dataset: str) -> ImageFolder:
 @data.command("check", short_help="Decode and hash every image.")
 @click.argument("dataset", metavar="FOLDER")
 def check_(dataset: str) -> None:
-    """Decode and hash every image of FOLDER (or of a data set's name, or of packed shards' URL).
+    """Decode and hash every image of FOLDER (or of a data set's name, or of Parquet files' URL).
 
     Prints the images of each class, and what lies in the folders and is not used. Exit code 1 where an image cannot be
     decoded, where the same image is in two parts, or where a folder that `data build` made does not hold what it was
@@ -196,33 +196,32 @@ def show_(dataset: str, out: Path, images: int) -> None:
     click.echo(f"wrote {out}")
 
 
-@data.command("pack", short_help="Pack a folder into shards at a URL.")
-@click.argument("folder", type=PATH)
-@click.argument("url")
-@click.option("--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a shard, about.")
-@click.option("--force", is_flag=True, help="Replace what is packed at URL.")
-def pack_(folder: Path, url: str, shard_mb: int, force: bool) -> None:
-    """Pack the image folder FOLDER into tar shards at URL, to train from there without a copy on every machine.
+@data.command("pack", short_help="Pack a data set into Parquet files.")
+@click.argument("dataset", metavar="SET")
+@click.argument("url", metavar="FOLDER|URL")
+@click.option("--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a file, about.")
+@click.option("--force", is_flag=True, help="Replace what is packed there.")
+def pack_(dataset: str, url: str, shard_mb: int, force: bool) -> None:
+    """Pack SET, a data set's name, folder or URL, into Parquet files, as Hugging Face writes them.
 
     \b
       hvdtrain data pack coil s3://bucket/coil
       hvdtrain train --dataset s3://bucket/coil
-      hvdtrain train --dataset simplecache::https://host/coil    (shards are kept in your cache)
+      hvdtrain train --dataset simplecache::s3://bucket/coil    (whole files are kept in your cache)
 
-    URL is anything that fsspec writes to: file:///… , s3://… (with s3fs installed), gs://… (gcsfs), and more. The
-    shards have webdataset's layout. A job sees the same samples in the same order as from FOLDER, and a report takes
-    both for the same data set. Each shard has as many images, of all classes; `train --shuffle-block` with that number
-    reads few shards at a time, and gives the same order from FOLDER too.
+    They go to a folder, or to any URL that fsspec writes to: s3://… (with s3fs installed), gs://… (gcsfs), hf://…
+    (huggingface_hub), and more. `datasets.load_dataset` and the Hub read them too. A job sees the same samples in the
+    same order as from SET, and a report takes both for the same data set. Images of all classes are mixed;
+    `train --shuffle-block` with the number of images in a row group reads few of these at a time, and gives the same
+    order from SET too.
     """
-    from hvdtrain.data.find import is_url
-    from hvdtrain.data.shards import pack
+    from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.packing import pack
     from hvdtrain.progress_bars import count_bar
 
-    if not is_url(url):
-        raise UsageError(f"'{url}' is not a URL: give one such as file:///data/coil or s3://bucket/coil")
-    images = scan(folder)
+    images = find_dataset(_prefer_folder(dataset))
     with count_bar("packing") as progress:
-        per_shard = pack(images, url.rstrip("/"), shard_mb * 2**20, force, progress)
-    click.echo(f"{url} holds {folder}")
-    if per_shard < len(images.train):
-        click.echo(f"{per_shard} images a shard: `train --shuffle-block {per_shard}` reads few shards at a time")
+        rows = pack(images, url.rstrip("/"), shard_mb * 2**20, force, progress)
+    click.echo(f"{url} holds {dataset}")
+    if rows < len(images.train):
+        click.echo(f"{rows} images a row group: `train --shuffle-block {rows}` reads few of them at a time")

@@ -1,12 +1,15 @@
-"""Finds the data set that `--dataset` names: a recipe, a folder, shards at a URL, or a user's own function."""
+"""Finds the data set that `--dataset` names: a recipe, a folder, Parquet files in a folder or at a URL, or a user's own
+function.
+"""
 
 import os
 from pathlib import Path
 
 from hvdtrain.config import recipes
+from hvdtrain.data import packed
 from hvdtrain.data.bad_images import without_bad
 from hvdtrain.data.build import build, is_built
-from hvdtrain.data.folder import ImageFolder, scan
+from hvdtrain.data.folder import ImageFolder, has_classes, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root
 from hvdtrain.data.synthetic import NAME, synthetic
@@ -24,19 +27,24 @@ def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
         UsageError: there is no such data set.
     """
     if is_url(dataset):
-        if skip_bad:
-            raise UsageError("--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with")
-        from hvdtrain.data import shards
-
-        return shards.read(dataset)
+        return _packed(dataset.rstrip("/"), skip_bad)
     if dataset == NAME:
         return synthetic()
     if is_code(dataset):
         from hvdtrain.data.own import own_data  # imports torch
 
         return own_data(dataset)
-    folder = scan(locate_folder(dataset))
-    return without_bad(folder) if skip_bad else folder
+    folder = locate_folder(dataset)
+    if packed.is_packed(folder) and not has_classes(folder):
+        return _packed(str(folder), skip_bad)
+    images = scan(folder)
+    return without_bad(images) if skip_bad else images
+
+
+def _packed(url: str, skip_bad: bool) -> ImageFolder:
+    if skip_bad:
+        raise UsageError("--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with")
+    return packed.read(url)
 
 
 def is_name(dataset: str) -> bool:
@@ -45,7 +53,7 @@ def is_name(dataset: str) -> bool:
 
 
 def is_url(dataset: str) -> bool:
-    """Whether `--dataset` is a URL of shards for fsspec: `s3://…`, `https://…`, `simplecache::https://…`."""
+    """Whether `--dataset` is a URL for fsspec: `s3://…`, `hf://datasets/…`, `simplecache::https://…`."""
     return "://" in dataset
 
 

@@ -37,18 +37,7 @@ Samples = Sequence[tuple[Any, int]]
 
 
 class ManyImages(Sequence[tuple[Any, int]]):
-    """(image, index of its class) each: a million take little memory, for an image is made when it is asked for.
-
-    Attributes:
-        names: all file names, one after the other.
-        ends: where in `names` each ends, [images] int64.
-    """
-
-    names: bytes | bytearray
-    ends: array
-
-    def __len__(self) -> int:
-        return len(self.ends)
+    """(image, index of its class) each: a million take little memory, for an image is made when it is asked for."""
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -58,14 +47,26 @@ class ManyImages(Sequence[tuple[Any, int]]):
     def _image(self, index: int) -> tuple[Any, int]:
         raise NotImplementedError
 
-    def _name(self, index: int) -> bytes:
-        return bytes(self.names[self.ends[index - 1] if index else 0 : self.ends[index]])
+    def labels(self) -> Any:
+        """The class of each image, [images] int64."""
+        raise NotImplementedError
+
+    def image_bytes(self) -> int:
+        """How many bytes all images have, encoded."""
+        raise NotImplementedError
+
+    def some(self, count: int) -> list[Any]:
+        """So many images, or all, that stand for all: evenly over them."""
+        count = min(count, len(self))
+        return [self[i * len(self) // count][0] for i in range(count)]
 
 
 class Files(ManyImages):
     """The images of one part of a folder, by class and file name: (path, index of its class) each.
 
     Attributes:
+        names: all file names, one after the other.
+        ends: where in `names` each ends, [images] int64.
         root: the data set's folder.
         part: the name of the part's folder.
         classes: names of the classes, as bytes.
@@ -107,9 +108,12 @@ class Files(ManyImages):
             joined.append(b"".join(files))
         self.names = b"".join(joined)
 
+    def __len__(self) -> int:
+        return len(self.ends)
+
     def _image(self, index: int) -> tuple[Path, int]:
-        label = bisect_right(self.starts, index) - 1
-        path = os.path.join(os.fsencode(self.part), self.classes[label], self._name(index))
+        label, start = bisect_right(self.starts, index) - 1, self.ends[index - 1] if index else 0
+        path = os.path.join(os.fsencode(self.part), self.classes[label], self.names[start : self.ends[index]])
         return self.root / os.fsdecode(path), label
 
     def labels(self) -> Any:
@@ -118,13 +122,16 @@ class Files(ManyImages):
 
         return np.repeat(np.arange(len(self.classes)), np.diff([*self.starts, len(self)]))
 
+    def image_bytes(self) -> int:
+        return sum(path.stat().st_size for path, _ in self)
+
 
 @dataclass(frozen=True)
 class ImageFolder:
     """What a folder holds: sorted class names, and the samples of each part, sorted by class and file name.
 
     Attributes:
-        root: the folder, or the URL where its images are packed in shards.
+        root: the folder, or as text that or the URL of Parquet files.
         known_hash: what a run's manifest has as `dataset_hash`, where it is known; see data.identity.
         image_size: the side of the images to train on, in pixels, where `data build` has written it down; else 0.
         bad: paths below root of damaged images, which --skip-bad has left out.
@@ -216,6 +223,12 @@ def _part_folders(root: Path) -> list[str]:
         if part not in found and not (part == VALIDATION and TEST in found):
             raise UsageError(f"'{root}' has no folder {name}: {SHAPE}. {_how_to_split(root)}")
     return list(found.values())
+
+
+def has_classes(root: Path) -> bool:
+    """Whether one of the folders that `scan` would read has folders in it."""
+    names = {name for names in PART_NAMES.values() for name in names}
+    return any(_folders_in(root / name) for name in _folders_in(root) if name.lower() in names)
 
 
 def usable_size(written: Any) -> int:

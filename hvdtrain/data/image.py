@@ -81,13 +81,12 @@ def check(content: bytes, name: str) -> tuple[int, int]:
 
 def native_side(data: "ImageFolder") -> int:
     """The default side of training images, in pixels: what `data build` has written down, or else that of LOOKED_AT
-    training images, evenly over all. Failure where one of them cannot be read.
+    training images (folder.ManyImages.some). Failure where one of them cannot be read.
     """
     if data.image_size:
         return data.image_size
-
-    count = min(LOOKED_AT, len(data.train))
-    samples = [data.train[i * len(data.train) // count][0] for i in range(count)]
+    train: Any = data.train  # ManyImages: of others the side is known
+    samples = train.some(LOOKED_AT)
     with ThreadPoolExecutor(8) as pool, skippable(samples[0]):  # over a network each waits for the server mostly
         contents = list(pool.map(read, samples))
         return middle_side([min(open_image(*one).size) for one in zip(contents, map(str, samples), strict=True)])

@@ -11,11 +11,10 @@ import torch
 from PIL import Image, ImageOps
 
 from hvdtrain.data.augment import Augment
-from hvdtrain.data.folder import Files, Samples
+from hvdtrain.data.folder import ManyImages, Samples
 from hvdtrain.data.image import decode_smaller, decoding, open_image, read, skippable, upright, upright_size
 from hvdtrain.data.own import OwnSamples
 from hvdtrain.data.sampling import Share
-from hvdtrain.data.sharded import ShardedImages
 from hvdtrain.data.synthetic import SyntheticImage
 
 # Images [n, 3, side, side] uint8, or a user's own tensors [n, …]; labels [n] int64.
@@ -146,7 +145,7 @@ class Loader:
         assert self.cache is not None
         new = sorted(self.missing.intersection(indices)) if self.missing else []
         if self.readers:
-            new.sort(key=lambda index: self.samples[index][0].place)  # shard by shard
+            new.sort(key=lambda index: self.samples[index][0].place)  # row group by row group
             for index, image in zip(new, self._decoded(new, 0), strict=True):
                 self.cache[index] = image.result()
         else:
@@ -210,7 +209,7 @@ class Loader:
 
 def labels(samples: Samples) -> torch.Tensor:
     """The class of each sample, [samples] int64."""
-    if isinstance(samples, Files | ShardedImages):  # of which a million need no million paths for this
+    if isinstance(samples, ManyImages):  # of which a million need no million paths for this
         return torch.from_numpy(samples.labels())
     return torch.tensor([label for _, label in samples], dtype=torch.int64)
 

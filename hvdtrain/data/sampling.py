@@ -22,7 +22,7 @@ def permutation(samples: int, seed: int, epoch: int, block: int = 0) -> np.ndarr
     Args:
         block: 0, or so many samples come near each other, in every epoch the same ones: those of a block of
             `packing_order`. Blocks come in any order, and each sample somewhere among those of SPREAD blocks. This is
-            how MosaicML Streaming's py1e mixes samples of shards.
+            how MosaicML Streaming's py1e mixes samples.
     """
     draw = np.random.default_rng([seed, epoch])
     if block := min(block, samples):
@@ -35,7 +35,7 @@ def permutation(samples: int, seed: int, epoch: int, block: int = 0) -> np.ndarr
 
 
 def packing_order(samples: int) -> np.ndarray:
-    """The order, [samples] int64, in which images are packed into shards: mixed, and the same in all runs."""
+    """The order, [samples] int64, in which training images are packed: mixed, and the same in all runs."""
     return np.random.default_rng(0).permutation(samples)
 
 

@@ -3,8 +3,8 @@
 python tests/benchmarks/data.py coil|slice|loader|decode [REPEATS]
   coil    7,200 PNGs of 128 x 128 from a zip into class folders, beside `unzip` and moving the files
   slice   resizing photographs on one core and on all
-  loader  images/s from a folder and from shards, beside torchvision's ImageFolder with torch's DataLoader and, where
-          it is installed (`uv run --with spdl`, and FFmpeg's libraries), SPDL
+  loader  images/s from a folder and packed, beside torchvision's ImageFolder and Hugging Face's datasets, both with
+          torch's DataLoader and, where it is installed (`uv run --with spdl`, and FFmpeg's libraries), SPDL
   decode  what threads that decode cost the step beside them, in each mode: images/s of a worker while it does not wait
           for images, of which those that are flipped were decoded once, and those that are cropped are each time. The
           workers sleep three quarters of the time they compute, so that there are cores for both
@@ -24,6 +24,7 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -34,8 +35,8 @@ from hvdtrain.data import loader as loaders
 from hvdtrain.data.build import build
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import scan
+from hvdtrain.data.packing import pack
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.data.shards import pack
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
 from hvdtrain.launch.recipe import train_program
@@ -136,14 +137,17 @@ def slice_(folder: Path) -> dict[str, Callable[[], float]]:
 
 
 def loader(folder: Path) -> dict[str, Callable[[], float]]:
+    os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
+    import datasets
+
     loaders.CACHE_BYTES = 0
     images, side, batch = 1200, 224, 32
     built = build("imagenet-slice", folder / "built", images_from=photographs(folder, images), resize=256)
-    pack(scan(built), f"file://{folder}/packed", 128 * 2**20, False, lambda *_: None)
+    pack(scan(built), f"{folder}/packed", 128 * 2**20, False, lambda *_: None)
     torch.set_num_threads(1)
 
     def ours(dataset: str) -> float:
@@ -154,14 +158,19 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
             pass
         return len(data.train) / (time.perf_counter() - began)
 
-    def peer() -> float:
-        steps = v2.Compose([v2.Resize(side), v2.CenterCrop(side), v2.PILToTensor()])
-        data = ImageFolder(str(built / "TrainData"), steps)
+    steps = v2.Compose([v2.Resize(side), v2.CenterCrop(side), v2.PILToTensor()])
+
+    def peer(data: Any) -> float:
         loaded = iter(torch.utils.data.DataLoader(data, batch, shuffle=True, num_workers=len(CORES), prefetch_factor=2))
         began = time.perf_counter()
         for _ in loaded:
             pass
         return len(data) / (time.perf_counter() - began)
+
+    def transformed(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return rows | {"image": [steps(image.convert("RGB")) for image in rows["image"]]}
+
+    theirs = datasets.load_dataset(f"{folder}/packed", cache_dir=f"{folder}/hub", split="train")
 
     def spdl() -> float:
         import spdl.io
@@ -188,10 +197,11 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
         return len(paths) / (time.perf_counter() - began)
 
     return {
-        "ImageFolder and DataLoader": peer,
+        "ImageFolder and DataLoader": lambda: peer(ImageFolder(str(built / "TrainData"), steps)),
+        "datasets and DataLoader": lambda: peer(theirs.with_transform(transformed)),
         **({"SPDL": spdl} if importlib.util.find_spec("spdl") else {}),
         "hvdtrain, folder": lambda: ours(str(built)),
-        "hvdtrain, shards": lambda: ours(f"file://{folder}/packed"),
+        "hvdtrain, packed": lambda: ours(f"{folder}/packed"),
     }
 
 

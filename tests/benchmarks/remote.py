@@ -5,7 +5,7 @@
 The store is moto's S3 server, one process on this machine. Photographs of 341 x 256 are decoded to 224 px, in batches
 of 32, by as many threads or processes as there are cores. Every reading is one epoch from an empty cache, and takes
 turns with the others; the rate is from its first batch to its last. litdata's own shuffling is on; `blocks` is
---shuffle-block with the images of a shard. moto answers some 150 requests a second: an image by range is one.
+--shuffle-block with the images of a row group. Without it a row group that is no longer in memory comes again.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from data import CORES, photographs
 from PIL import Image
 
 from hvdtrain.data import loader as loaders
+from hvdtrain.data import packing
 from hvdtrain.data.build import build
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import scan
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.data.shards import pack
 
 BATCH, SIDE = 32, 224
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=2400)
     parser.add_argument("--shard-mb", type=int, default=2)
+    parser.add_argument("--group-mb", type=int, default=1)
     args = parser.parse_args()
     loaders.CACHE_BYTES = 0
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as name, store() as endpoint:
@@ -133,15 +134,16 @@ def main() -> None:
         torch.set_num_threads(1)
         s3fs.S3FileSystem().mkdir("bucket")
         built = build("imagenet-slice", folder / "built", images_from=photographs(folder, args.images), resize=256)
-        block = pack(scan(built), "s3://bucket/packed", args.shard_mb * 2**20, False, lambda *_: None)
+        packing.GROUP_BYTES = args.group_mb * 2**20
+        block = packing.pack(scan(built), "s3://bucket/packed", args.shard_mb * 2**20, False, lambda *_: None)
         images = len(scan(built).train)
-        print(f"{images} images, {block} a shard")
+        print(f"{images} images, {block} a row group")
         readers = {
             "litdata": litdata_reader(built, folder, endpoint, args.shard_mb * 2**20),
-            "ranges": our_reader("s3://bucket/packed", 0, folder),
-            "ranges, blocks": our_reader("s3://bucket/packed", block, folder),
-            "shards": our_reader("simplecache::s3://bucket/packed", 0, folder),
-            "shards, blocks": our_reader("simplecache::s3://bucket/packed", block, folder),
+            "row groups": our_reader("s3://bucket/packed", 0, folder),
+            "row groups, blocks": our_reader("s3://bucket/packed", block, folder),
+            "files": our_reader("simplecache::s3://bucket/packed", 0, folder),
+            "files, blocks": our_reader("simplecache::s3://bucket/packed", block, folder),
         }
         measured: dict[str, list[tuple[float, ...]]] = {reader: [] for reader in readers}
         for _ in range(args.rounds):
@@ -154,7 +156,7 @@ def main() -> None:
         for reader, rows in measured.items():
             rates, firsts, at_first, sizes = zip(*rows, strict=True)
             print(
-                f"{reader:15} {statistics.median(rates):6.0f} images/s ({min(rates):.0f} to {max(rates):.0f}, "
+                f"{reader:18} {statistics.median(rates):6.0f} images/s ({min(rates):.0f} to {max(rates):.0f}, "
                 f"n={len(rates)})  first batch after {statistics.median(firsts):.2f} s and "
                 f"{statistics.median(at_first):.1f} MB  "
                 f"{statistics.median(sizes):.1f} kB an image"

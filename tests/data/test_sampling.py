@@ -75,18 +75,18 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
     assert (permutation(1000, 2, 1) != permutation(1000, 1, 2)).mean() > 0.9
 
 
-def test_in_blocks_few_shards_are_read_at_a_time():
+def test_in_blocks_few_row_groups_are_read_at_a_time():
     samples, block = 20_050, 200
-    shard = np.empty(samples, int)  # of each sample
-    shard[packing_order(samples)] = np.arange(samples) // block
+    group = np.empty(samples, int)  # of each sample
+    group[packing_order(samples)] = np.arange(samples) // block
     orders = [permutation(samples, seed, epoch, block) for seed, epoch in ((0, 1), (0, 2), (1, 1))]
     for order in orders:
-        read = shard[order]
+        read = group[order]
         assert len(set(read[:32].tolist())) <= 3  # at first
         assert max(len(set(read[k : k + block].tolist())) for k in range(0, samples, block)) <= SPREAD + 3
         first = np.sort([np.flatnonzero(read == number)[0] for number in range(samples // block + 1)])
         assert np.diff(first).max() < 4 * block  # a new one every now and then, and never many at once
-        # What comes near each other is mixed: of the neighbours in a shard few are in the order.
+        # What comes near each other is mixed: of the neighbours in a group few are in the order.
         assert (np.diff(np.argsort(order)[packing_order(samples)]) == 1).mean() < 0.02
     assert (orders[0] != orders[1]).mean() > 0.9 and (orders[0] != orders[2]).mean() > 0.9
     assert sorted(permutation(30, 0, 1, 2**31 - 1)) == list(range(30))  # all in one block

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server(ThreadingHTTPServer):
-    """Serves bytes by path.
+    """Serves bytes by path, and of a folder links to what is in it.
 
     Attributes:
         cuts: how many bytes it sends before it hangs up, one an answer; when there are none left, all.
@@ -22,8 +22,8 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        content = self.server.files.get(self.path)
-        if content is None:
+        content = self.server.files.get(self.path, self._links())
+        if not content:
             self.send_error(404)
             return
         asked = self.headers.get("Range")
@@ -47,6 +47,12 @@ class Handler(BaseHTTPRequestHandler):
                     self.server.sent += 2**16
 
     do_HEAD = do_GET
+
+    def _links(self):
+        folder = self.path.rstrip("/") + "/"
+        below = [name.removeprefix(folder).partition("/") for name in self.server.files if name.startswith(folder)]
+        names = sorted({name + slash for name, slash, _ in below})
+        return "".join(f'<a href="{name}">' for name in names).encode()
 
     def log_message(self, *args):
         pass

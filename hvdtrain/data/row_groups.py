@@ -1,0 +1,281 @@
+"""Images in the row groups of Parquet files, as training sees them: a million of them take some 20 MB."""
+
+import io
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.data.folder import ManyImages
+from hvdtrain.data.image import MAX_BYTES
+from hvdtrain.data.kept_files import kept
+from hvdtrain.data.parquet_footer import MAX_GROUP_BYTES, Group
+from hvdtrain.data.sampling import packing_order
+from hvdtrain.errors import Failure
+
+KEPT_BYTES = 2**28  # of images that a process keeps, the last row groups that were read: those of some 16 blocks
+AT_ONCE = 4  # row groups that are read at the same time
+
+
+class RangeFile(io.RawIOBase):
+    """A file of one of fsspec's file systems, for pyarrow. Each read is one request: nothing is read ahead."""
+
+    def __init__(self, filesystem: Any, path: str, size: int) -> None:
+        self.filesystem, self.path, self.size, self.at = filesystem, path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.size}[whence]
+        return self.at
+
+    def read(self, count: int = -1) -> bytes:
+        """OSError where other than the bytes that were asked for come."""
+        end = self.size if count < 0 else min(self.size, self.at + count)
+        if end <= self.at:
+            return b""
+        content: bytes = self.filesystem.cat_file(self.path, start=self.at, end=end)
+        if len(content) != end - self.at:
+            raise OSError(
+                f"{len(content):,} bytes came and not {end - self.at:,}: the file was changed, or its server sends no "
+                "parts of files (then copy the data set to a disk)"
+            )
+        self.at = end
+        return content
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """A Parquet file of images.
+
+    Attributes:
+        filesystem: fsspec's, on which it is.
+        size: in bytes.
+        metadata: its footer, as pyarrow has it.
+        image: the name of the column of images.
+        groups: its row groups.
+    """
+
+    filesystem: Any
+    path: str
+    size: int
+    metadata: Any
+    image: str
+    groups: list[Group]
+
+    def read(self, number: int, source: Any) -> Any:
+        """The encoded images of a row group, as pyarrow's array of bytes. ValueError where there are fewer, or more
+        bytes than may be.
+
+        Args:
+            source: a path, or a file that can be read.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        group = self.groups[number]
+        # A dictionary can have one long image stand for each row: no more is unpacked at a time than may be in all.
+        batch_rows = group.rows if group.is_plain else max(1, MAX_GROUP_BYTES // max(1, group.unpacked))
+        reader = pq.ParquetFile(source, metadata=self.metadata, memory_map=True, page_checksum_verification=True)
+        batches, unpacked = [], 0
+        for batch in reader.iter_batches(
+            batch_rows, row_groups=[number], columns=[f"{self.image}.bytes"], use_threads=False
+        ):
+            [images] = batch.column(0).flatten()
+            batches.append(images)
+            unpacked += images.nbytes
+            if unpacked > MAX_GROUP_BYTES:
+                raise ValueError(f"more than {MAX_GROUP_BYTES:,} bytes of images in a row group")
+        images = pa.chunked_array(batches)
+        if len(images) != group.rows or images.null_count:
+            raise ValueError(f"{len(images) - images.null_count:,} images in a row group of {group.rows:,}")
+        return images
+
+
+class RowGroups:
+    """Reads images of Parquet files. Those of the last row groups are kept in memory, up to KEPT_BYTES. Of a file on
+    this host in which images stand as they are, where each lies is kept in place of them.
+
+    Args:
+        cache: the folder in which whole files are kept; None where they are not.
+    """
+
+    def __init__(self, files: Sequence[ParquetFile], cache: Path | None) -> None:
+        self.files, self.cache = files, cache
+        self.lock, self.reading = threading.Lock(), threading.Semaphore(AT_ONCE)
+        self.kept: OrderedDict[tuple[int, int], Future[Any]] = OrderedDict()
+        self.kept_bytes = 0
+        self.places: dict[tuple[int, int], tuple[Path, np.ndarray]] = {}
+
+    def image(self, file: int, group: int, row: int) -> bytes:
+        """The encoded image. Whatever pyarrow or the file system raises where it cannot be read."""
+        if place := self.places.get((file, group)):
+            try:
+                with place[0].open("rb") as opened:
+                    start, end = place[1][row].tolist()
+                    return os.pread(opened.fileno(), end - start, start)
+            except FileNotFoundError:  # somebody has emptied the cache
+                self.places.pop((file, group), None)
+        image = self._images(file, group)[row].as_buffer()
+        if image.size > MAX_BYTES:
+            raise ValueError(f"it has {image.size:,} bytes, too many for an image")
+        return image.to_pybytes()
+
+    def _images(self, file: int, group: int) -> Any:
+        """All images of a row group. Of threads that want the same, one reads and the others wait."""
+        key = file, group
+        with self.lock:
+            is_mine = key not in self.kept
+            if is_mine:
+                self.kept[key] = Future()
+                self.kept_bytes += self._size(key)
+                while self.kept_bytes > KEPT_BYTES and len(self.kept) > 1:
+                    self._forget(next(iter(self.kept)))
+            found = self.kept[key]
+            self.kept.move_to_end(key)
+        if is_mine:
+            try:
+                with self.reading:
+                    found.set_result(self._read(file, group))
+            except BaseException as error:
+                found.set_exception(error)
+            if found.exception() or key in self.places:
+                with self.lock:
+                    self._forget(key)
+        return found.result()
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        if self.kept.pop(key, None):
+            self.kept_bytes -= self._size(key)
+
+    def _size(self, key: tuple[int, int]) -> int:
+        return self.files[key[0]].groups[key[1]].unpacked
+
+    def _local(self, number: int) -> Path | None:
+        """Where a file is on this host. It is downloaded where it is to be kept."""
+        file = self.files[number]
+        if getattr(file.filesystem, "local_file", False):
+            return Path(file.path)
+        return kept(self.cache / f"{number:05d}.parquet", file.filesystem, file.path, file.size) if self.cache else None
+
+    def _read(self, number: int, group: int) -> Any:
+        file, local = self.files[number], self._local(number)
+        images = file.read(group, local or RangeFile(file.filesystem, file.path, file.size))
+        if local and file.groups[group].is_plain:
+            places = _places(local, file.groups[group], images)
+            if places is not None:
+                self.places[number, group] = local, places
+        return images
+
+
+def _places(path: Path, group: Group, images: Any) -> np.ndarray | None:
+    """Where in the file each image of a row group begins and ends: [images, 2] int64. Each is compared; None where they
+    do not stand there as they are. In Parquet's PLAIN encoding one follows the other after 4 bytes, its length, and
+    perhaps a page's header.
+    """
+    places = np.empty((len(images), 2), np.int64)
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end, last = group.start, group.start + group.size
+        for number, image in enumerate(images):
+            encoded = image.as_py()
+            start = end + 4
+            if content[start : start + len(encoded)] != encoded:
+                start = content.find(encoded, end, last)
+            if start < 0 or len(encoded) > MAX_BYTES:
+                return None
+            end = start + len(encoded)
+            places[number] = start, end
+    return places
+
+
+@dataclass(frozen=True)
+class ParquetImage:
+    """One image in a Parquet file.
+
+    Attributes:
+        row: which it is in its part, from 0.
+    """
+
+    part: "ParquetImages" = field(repr=False)
+    row: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.part.name}-{self.row}"
+
+    @property
+    def place(self) -> int:
+        """Where it is; images that are read in this order are read row group by row group."""
+        return self.row
+
+    def read_bytes(self) -> bytes:
+        """The encoded image. Failure where it cannot be read."""
+        file, group, row = self.part.place(self.row)
+        try:
+            return self.part.groups.image(file, group, row)
+        except Exception as error:  # each of fsspec's file systems raises its own
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise Failure(f"cannot read {self}: {reason}") from None
+
+    def __str__(self) -> str:
+        file, group, row = self.part.place(self.row)
+        return f"image {row} of row group {group} of {self.part.groups.files[file].path}"
+
+
+class ParquetImages(ManyImages):
+    """The images of one part of a data set in Parquet: (image, index of its class) each.
+
+    Training images are taken to stand in the file as `packing_order` has them, whoever wrote it: so blocks of samples
+    that come near each other lie near each other (sampling.permutation), and a folder that was packed has the order it
+    had. Those of other parts stand in order.
+
+    Args:
+        name: train, validation or test.
+        files: numbers of the files of this part among those of `groups`.
+        labels: the class of each row, [rows] int32.
+    """
+
+    def __init__(self, name: str, groups: RowGroups, files: Sequence[int], labels: np.ndarray) -> None:
+        self.name, self.groups, self._labels = name, groups, labels
+        self.places = [(file, group) for file in files for group in range(len(groups.files[file].groups))]
+        self.starts = np.cumsum([0, *(groups.files[file].groups[group].rows for file, group in self.places)])
+        self.rows = np.arange(len(labels), dtype=np.int32)
+        if name == "train":
+            self.rows[packing_order(len(labels))] = np.arange(len(labels), dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _image(self, index: int) -> tuple[ParquetImage, int]:
+        row = int(self.rows[index])
+        return ParquetImage(self, row), int(self._labels[row])
+
+    def place(self, row: int) -> tuple[int, int, int]:
+        """The number of a row's file, that of its row group in it, and that of the row in the group."""
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return *self.places[number], row - int(self.starts[number])
+
+    def labels(self) -> np.ndarray:
+        """The class of each image, [images] int64."""
+        return self._labels[self.rows].astype(np.int64)
+
+    def image_bytes(self) -> int:
+        return sum(self.groups.files[file].groups[group].unpacked for file, group in self.places)
+
+    def some(self, count: int) -> list[ParquetImage]:
+        """The first in the file, so that few row groups are read."""
+        return [ParquetImage(self, row) for row in range(min(count, len(self)))]
