@@ -31,7 +31,7 @@ GROUPS = {
         "compression", "staleness", "push_scale", "look_ahead", "shares", "wait_for", "backup", "staleness_lr",
         "delay_compensation", "wire", "ring_transport", "bucket_mb", "record",
     ),
-    "Local steps": ("local_steps", "outer", "outer_lr", "outer_momentum"),
+    "Local steps": ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum"),
     "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "secrets"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
     "Measuring": (
