@@ -1,6 +1,7 @@
 """Local steps: a worker takes H of them with an optimizer of its own between two exchanges, of what they came to."""
 
 import base64
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from hvdtrain.buckets.partition import Piece, fragment_buckets
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.group import Group
+from hvdtrain.coordination.synchroniser import Rounds
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
 
@@ -41,6 +43,7 @@ class LocalSteps:
         fragments: the buckets of each.
         due: buckets whose outer weights the next step begins with: they are awaited before that.
         sent: elements of Δ since this process began.
+        distances: see Rounds.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class LocalSteps:
         self.inner = make_optimizer(config, self.parameters)
         self.pieces, self.fragments = pieces, fragment_buckets(pieces, config.fragments)
         self.taken = self.sent = 0
+        self.distances: list[float] = []
         self.due: Sequence[int] = ()
         self._due_later: Sequence[int] = ()  # after one more step
         self._kept: torch.Tensor | None = None  # the local weights, while the model has the outer ones
@@ -87,16 +91,25 @@ class LocalSteps:
     def begin_round(self) -> None:
         """Go on from all outer weights."""
         self.begin_step()
+        self._take(self.due)
         self.weights.copy_(self.outer)
-        self.due, self._kept = (), None
+        self._kept = None
 
     def _take(self, numbers: Sequence[int]) -> None:
         """Go on from the outer weights of these buckets."""
-        kept = KEPT if len(self.fragments) > 1 else 0.0
-        for number in numbers:
-            place = self.place(number)
+        kept, apart, size = KEPT if len(self.fragments) > 1 else 0.0, 0.0, 0.0
+        for place in map(self.place, numbers):
+            apart += (self.weights[place] - self.outer[place]).square_().sum().item()
+            size += self.outer[place].square().sum().item()
             self.weights[place].lerp_(self.outer[place], 1 - kept)
+        if size:
+            self.distances.append(math.sqrt(apart / size))
         self.due = ()
+
+    @property
+    def rounds(self) -> Rounds:
+        largest = max(sum(self.pieces[n].stop - self.pieces[n].start for n in numbers) for numbers in self.fragments)
+        return Rounds(self.sent / len(self.outer), largest / len(self.outer), self.distances)
 
     def place(self, number: int) -> slice:
         """Where a bucket lies in the weights."""

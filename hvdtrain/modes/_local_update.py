@@ -11,7 +11,7 @@ from hvdtrain.buckets.local_steps import LocalSteps
 from hvdtrain.buckets.partition import cut
 from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
-from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser, ring_traffic
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import make_exchange_optimizer, restore_state, set_lr, state_of
 
@@ -89,13 +89,13 @@ class LocalUpdate(Synchroniser):
         began = time.perf_counter()
         delta, wait = self._averaged.pop(numbers)
         wait()
-        self._waited_s = time.perf_counter() - began
         parts = [self.parameters[number] for number in numbers]
         for part, gradient in zip(parts, delta.split([len(part) for part in parts]), strict=True):
             part.grad = gradient
         self.optimizer.step()
         for part in parts:
             part.grad = None
+        self._waited_s = time.perf_counter() - began
 
     def refresh(self) -> None:
         if self.local:
@@ -106,6 +106,10 @@ class LocalUpdate(Synchroniser):
     @property
     def waited_s(self) -> float:
         return self._waited_s
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self.local.rounds if self.local else None
 
     @property
     def ended_round(self) -> bool:

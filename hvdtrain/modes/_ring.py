@@ -19,7 +19,7 @@ from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.buckets.staging import Staging
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser, ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
 from hvdtrain.numerics.optimizers import COUNT, make_exchange_optimizer, restore_state, set_lr, state_of
@@ -230,6 +230,10 @@ class Ring(Synchroniser):
         if self.local:
             for number in self.local.step():
                 self.exchange.send(number, self.local.difference(number))
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self.local.rounds if self.local else None
 
     @property
     def ended_round(self) -> bool:

@@ -16,7 +16,7 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import servers_return
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.server_group import ServerGroup
-from hvdtrain.coordination.synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
@@ -162,6 +162,10 @@ class PushPull(Synchroniser):
         if self.local:
             for number in self.local.step():
                 self.exchange.send(number, self.local.difference(number))
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self.local.rounds if self.local else None
 
     @property
     def ended_round(self) -> bool:

@@ -25,7 +25,7 @@ NAMES = """
     cpu_s_per_1000_samples
     busiest_share scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step
-    staleness_mean staleness_max peak_rss_mb repeat sprint
+    peak_bytes_per_step rounds worker_distance staleness_mean staleness_max peak_rss_mb repeat sprint
 """
 
 

@@ -19,14 +19,19 @@ evaluation.average_buffers = lambda *arguments: None
 
 
 def train(out, mode, steps, *options, first=""):
-    """A job of two workers; its final weights, and the bytes that its processes sent since they began."""
+    """A job of two workers; its final weights, and its summary."""
     ranks = 3 if MODES[mode] else 2
     lasts = "--steps", str(steps), "--schedule", "constant"
     words = [*JOB, "--mode", mode, *MODES[mode], *lasts, *options, "--out", str(out)]
     job = hvdtrain("train", *words, ranks=ranks, first=first)
     assert job.returncode == 0, job.stdout
     summary = json.loads((out / "summary.json").read_text())
-    return load_file(out / "snapshots" / "final.safetensors"), sum(row["bytes_sent"] for row in summary["processes"])
+    return load_file(out / "snapshots" / "final.safetensors"), summary
+
+
+def sent(summary):
+    """Bytes that its processes sent since they began."""
+    return sum(row["bytes_sent"] for row in summary["processes"])
 
 
 def assert_near(some, others, most):
@@ -49,11 +54,17 @@ def test_a_run_goes_on_amid_a_round_with_what_each_worker_had(tmp_path, mode, fr
     and the one at its end is taken a step later.
     """
     options = ["--local-steps", "4", "--fragments", str(fragments), "--outer-momentum", "0.5"]
-    whole, sent = train(tmp_path / "whole", mode, 12, *options)
-    first, sent_first = train(tmp_path / "cut", mode, 5, *options)
-    resumed, sent_then = train(tmp_path / "cut", mode, 12, *options, "--resume")
+    whole, of_whole = train(tmp_path / "whole", mode, 12, *options)
+    first, of_first = train(tmp_path / "cut", mode, 5, *options)
+    resumed, of_then = train(tmp_path / "cut", mode, 12, *options, "--resume")
     assert_near(resumed, whole, 1e-6)
-    one_round = sent_then - sent_first
+    each = of_first, of_then, of_whole
+    one_round = sent(of_then) - sent(of_first)
     begun = one_round / 2 if mode == "ps-sync" else 0  # all take the first weights from the servers
-    assert [sent_first, sent_then, sent] == [begun + rounds * one_round for rounds in (1, 2, 3)]
+    assert [sent(summary) for summary in each] == [begun + rounds * one_round for rounds in (1, 2, 3)]
+    assert [summary["rounds"] for summary in each] == [1, 2, 3]
+    assert of_whole["peak_bytes_per_step"] == pytest.approx(sent(of_whole) / 3 / fragments, rel=1e-4)
+    lines = (tmp_path / "whole" / "metrics.rank1.jsonl").read_text().splitlines()
+    apart = [row["distance"] for row in map(json.loads, lines) if "distance" in row]
+    assert len(apart) == 3 * fragments - 1 and 0 < min(apart) <= of_whole["worker_distance"] * 3
     assert not torch.equal(first["classifier.0.weight"], whole["classifier.0.weight"])
