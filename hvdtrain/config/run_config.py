@@ -17,6 +17,7 @@ DEVICES = ["auto", "cpu", "cuda"]
 SAVES = ["none", "best", "final", "all"]
 DEFAULT_EPOCHS = 15
 DEFAULT_WIDTH = 0.125  # of the default model, which is there to be trained in a minute
+OF_LOCAL_STEPS = ("fragments", "outer", "outer_lr", "outer_momentum")  # they say nothing without --local-steps
 LENGTHS = {"epochs", "steps", "time_budget", "sprint"}  # how long to train: they exclude each other
 
 # Those of --wire that take new ranks while they are in use. torch's rpc asks all members that it has ever had, and one
