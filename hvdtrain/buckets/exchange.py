@@ -5,7 +5,7 @@ before forward needs them.
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -184,10 +184,12 @@ class Exchange:
             if needed := sorted({n for p in module.parameters(recurse=False) for n in numbers.get(p, ())}):
                 module.register_forward_pre_hook(lambda module, inputs, needed=needed: self.wait_for(needed))
 
-    def send(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Send what there is for each parameter, in their order, where no backward brings it."""
-        for index, gradient in enumerate(gradients):
-            self.bucketer.put(index, gradient)
+    def send(self, number: int, values: torch.Tensor) -> None:
+        """Send what there is for a bucket, [bucket] float32, where no backward brings it."""
+        if self._staging:
+            self._staging.copy_out(number, 0, values)
+            values = self._staging.gradients[number]
+        self._complete(number, values)
 
     def begin(self, context: Any) -> None:
         """The step whose gradients come next."""

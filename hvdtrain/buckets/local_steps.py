@@ -1,18 +1,22 @@
 """Local steps: a worker takes H of them with an optimizer of its own between two exchanges, of what they came to."""
 
 import base64
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
+from hvdtrain.buckets.partition import Piece, fragment_buckets
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.group import Group
-from hvdtrain.numerics.flat import trained, views
+from hvdtrain.coordination.synchroniser import Rounds
+from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
 
 CHUNK = 2**18  # elements of each vector that a worker gives at once: a value of the store has at most 8 MiB
 _OF_WORKER = "worker"  # a vector's name in a snapshot is worker3.exp_avg, say
+KEPT = 0.5  # see LocalSteps
 
 
 class LocalSteps:
@@ -22,22 +26,37 @@ class LocalSteps:
     After H inner steps Δ = θ_outer - θ travels as a gradient does otherwise. The inner optimizer stays as it is. What
     carries Δ writes the new outer weights to `outer`: the outer optimizer is there.
 
+    With --fragments F > 1 that is so of one of F fragments after every H/F steps, while the worker goes on: after τ = 1
+    more step θ ← αθ + (1 - α)θ_outer, with α = 0.5, of the fragment's weights (Streaming DiLoCo, Douillard et al.,
+    2025, arXiv:2501.18512, algorithm 2). A fragment is of buckets here, not of layers: one of a VGG's layers has most
+    of its weights.
+
     Args:
         weights: [parameters] float32, the model's own memory, at first the outer weights.
+        pieces: the buckets in which Δ travels.
 
     Attributes:
         every: H.
         steps: of this round: H, or fewer at an epoch's end where shares are leased.
         taken: those that are taken.
         outer: [parameters] float32, on the device of the weights.
-        rounds: those that came to their end since this process began.
+        fragments: the buckets of each.
+        due: buckets whose outer weights the next step begins with: they are awaited before that.
+        sent: elements of Δ since this process began.
+        distances: see Rounds.
     """
 
-    def __init__(self, config: RunConfig, model: nn.Module, weights: torch.Tensor) -> None:
+    def __init__(
+        self, config: RunConfig, model: nn.Module, weights: torch.Tensor, pieces: Sequence[Piece]
+    ) -> None:  # fmt: skip
         self.every = self.steps = config.local_steps
         self.parameters, self.weights, self.outer = trained(model), weights, weights.clone()
         self.inner = make_optimizer(config, self.parameters)
-        self.taken = self.rounds = 0
+        self.pieces, self.fragments = pieces, fragment_buckets(pieces, config.fragments)
+        self.taken = self.sent = 0
+        self.distances: list[float] = []
+        self.due: Sequence[int] = ()
+        self._due_later: Sequence[int] = ()  # after one more step
         self._kept: torch.Tensor | None = None  # the local weights, while the model has the outer ones
 
     @property
@@ -45,52 +64,77 @@ class LocalSteps:
         """Whether the last step ended a round, of which the outer weights are not taken yet."""
         return self.taken == self.steps
 
-    @property
-    def ends_round(self) -> bool:
-        """Whether the next step does."""
-        return self.taken == self.steps - 1
+    def leaving(self, taken: int) -> Sequence[int]:
+        """The buckets that leave after so many steps of the round."""
+        if taken == self.steps:
+            return self.fragments[-1]
+        number, rest = divmod(taken * len(self.fragments), self.every)
+        return self.fragments[number - 1] if number and not rest else ()
+
+    def _left_after(self, step: int) -> Sequence[int]:
+        """The buckets that left after this step of the job."""
+        return self.leaving((step - 1) % self.every + 1) if step > 0 else ()
+
+    def begin_step(self) -> None:
+        """Before a step, and before what is due is awaited."""
+        if self.is_over:
+            self.steps, self.taken = self.every, 0
 
     def begin(self, lr: float) -> None:
-        """Before a step's forward, with the learning rate of the inner optimizer."""
+        """Before a step's forward, with the learning rate of the inner optimizer, when what is due is there."""
         set_lr(self.inner, lr)
         if self._kept is not None:
             self.weights.copy_(self._kept)
             self._kept = None
+        self._take(self.due)
 
     def begin_round(self) -> None:
-        """Go on from the outer weights."""
-        self.count_anew()
-        self.take_outer()
-
-    def count_anew(self) -> None:
-        """The first half of begin_round, before the outer weights are there."""
-        self.steps, self.taken = self.every, 0
-
-    def take_outer(self) -> None:
-        """The second half of begin_round."""
+        """Go on from all outer weights."""
+        self.begin_step()
+        self._take(self.due)
         self.weights.copy_(self.outer)
         self._kept = None
 
-    def step(self) -> None:
-        """Take the inner optimizer's step."""
+    def _take(self, numbers: Sequence[int]) -> None:
+        """Go on from the outer weights of these buckets."""
+        kept, apart, size = KEPT if len(self.fragments) > 1 else 0.0, 0.0, 0.0
+        for place in map(self.place, numbers):
+            apart += (self.weights[place] - self.outer[place]).square_().sum().item()
+            size += self.outer[place].square().sum().item()
+            self.weights[place].lerp_(self.outer[place], 1 - kept)
+        if size:
+            self.distances.append(math.sqrt(apart / size))
+        self.due = ()
+
+    @property
+    def rounds(self) -> Rounds:
+        largest = max(sum(self.pieces[n].stop - self.pieces[n].start for n in numbers) for numbers in self.fragments)
+        return Rounds(self.sent / len(self.outer), largest / len(self.outer), self.distances)
+
+    def place(self, number: int) -> slice:
+        """Where a bucket lies in the weights."""
+        return slice(self.pieces[number].start, self.pieces[number].stop)
+
+    def step(self) -> Sequence[int]:
+        """Take the inner optimizer's step; the buckets whose Δ leaves now."""
         self.inner.step()
         self.taken += 1
-        self.rounds += self.is_over
+        leaving = self.leaving(self.taken)
+        self.sent += sum(self.pieces[number].stop - self.pieces[number].start for number in leaving)
+        self.due, self._due_later = (self._due_later, leaving) if len(self.fragments) > 1 else (leaving, ())
+        return leaving
 
-    def difference(self) -> torch.Tensor:
-        """Δ: [parameters] float32. That of a shorter round counts less: models are averaged by samples (McMahan et
-        al., 2017, arXiv:1602.05629, algorithm 1), or a worker that has just begun would pull all to where it is.
+    def difference(self, number: int) -> torch.Tensor:
+        """Δ of a bucket: [bucket] float32. That of a shorter round counts less: models are averaged by samples (McMahan
+        et al., 2017, arXiv:1602.05629, algorithm 1), or a worker that has just begun would pull all to where it is.
         """
-        difference = self.outer - self.weights
+        place = self.place(number)
+        difference = self.outer[place] - self.weights[place]
         return difference if self.steps == self.every else difference.mul_(self.steps / self.every)
-
-    def of_parameters(self) -> list[torch.Tensor]:
-        """Δ of each parameter."""
-        return views(self.difference(), self.parameters)
 
     def show_outer(self) -> None:
         """Have the outer weights in the model until the next step begins: to evaluate or save them."""
-        if self.is_over:
+        if self.is_over and len(self.fragments) == 1:
             self.begin_round()
             return
         if self._kept is None:
@@ -123,6 +167,8 @@ class LocalSteps:
             of_worker[COUNT] = state[COUNT]
         restore_state(self.inner, self.parameters, of_worker)
         self.taken = step % self.every
+        if len(self.fragments) > 1:
+            self.due, self._due_later = self._left_after(step - 1), self._left_after(step)
         self._kept = self.outer.clone() if taken != mine else local.to(self.outer.device, copy=True)
         return {n: values for n, values in state.items() if n != COUNT and not n.startswith(_OF_WORKER)}
 

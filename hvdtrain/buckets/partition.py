@@ -27,21 +27,29 @@ class Piece:
     lengths: tuple[int, ...]
 
 
-def cut(sizes: Sequence[int], servers: int, most: int) -> list[Piece]:
+def cut(sizes: Sequence[int], servers: int, most: int, fragments: int = 1) -> list[Piece]:
     """Cut a vector of sum(sizes) elements over the servers, and over buckets of at most `most` elements.
 
     Servers hold contiguous ranges that differ by one element at most, whatever the parameters' sizes, and so do the
-    buckets of a server. Empty buckets are left out: more servers than elements leave some without any.
+    buckets of a server, of which each fragment has as many (see fragment_buckets). Empty buckets are left out: more
+    servers than elements leave some without any.
     """
     ends = list(accumulate(sizes, initial=0))
     pieces = []
     for server in range(servers):
         shard = even_range(ends[-1], server, servers)
-        buckets = -(-len(shard) // most)
+        buckets = -(-len(shard) // (most * fragments)) * fragments
         for number in range(buckets):
             bucket = even_range(len(shard), number, buckets)
             start, stop = shard.start + bucket.start, shard.start + bucket.stop
+            if not bucket:
+                continue
             inside = tuple(i for i in range(len(sizes)) if ends[i] < stop and start < ends[i + 1])
             lengths = tuple(min(stop, ends[i + 1]) - max(start, ends[i]) for i in inside)
             pieces.append(Piece(server, number, start, stop, inside, lengths))
     return pieces
+
+
+def fragment_buckets(pieces: Sequence[Piece], fragments: int) -> list[list[int]]:
+    """The buckets of each fragment: every so manieth of each server, so that all fragments are of one size."""
+    return [[n for n, p in enumerate(pieces) if p.number % fragments == fragment] for fragment in range(fragments)]

@@ -40,7 +40,8 @@ class Replica:
             load_pretrained(self.model, config.model, config.pretrained)
         self.model.train()
         self.weights = flatten_weights(self.model)
-        self.local = LocalSteps(config, self.model, self.weights) if config.local_steps else None
+        self.pieces = cut([p.numel() for p in trained(self.model)], config.servers, config.bucket_elements)
+        self.local = LocalSteps(config, self.model, self.weights, self.pieces) if config.local_steps else None
         self.read = self.local.outer if self.local else self.weights  # what answers are written to
         self.compressors: list[Compressor] = []  # of each bucket
         self.versions: list[int] = []
@@ -138,7 +139,7 @@ class Playback:
         numbers = sorted({*range(workers), *(line.worker for line in every)})
         self.replicas = {number: Replica(number, config, data, number >= workers) for number in numbers}
         first = self.replicas[0]
-        pieces = cut([p.numel() for p in trained(first.model)], config.servers, config.bucket_elements)
+        pieces = first.pieces
         if set(lines) != {(piece.server, piece.number) for piece in pieces}:
             raise Failure("the ledgers are not of this model: their buckets are others")
         # Who waited for whom is in the ledgers, so that of the modes that apply each push at once any will do.
@@ -277,7 +278,7 @@ class Playback:
             self._gradient(worker, share)
             local.step()
             worker.model.zero_grad(set_to_none=True)
-        return local.difference()
+        return torch.cat([local.difference(number) for number in range(len(self.buckets))])
 
     def _lr(self, share: Share) -> float:
         return lr_at(self.config, share.step, share.epoch, self.total)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdtrain import modes
 from hvdtrain.config.option_types import EQUAL
-from hvdtrain.config.run_config import LENGTHS, RunConfig
+from hvdtrain.config.run_config import LENGTHS, OF_LOCAL_STEPS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
 from hvdtrain.numerics.compression import parse
@@ -121,7 +121,10 @@ def plan(
     """
     runs = []
     for mode, workers, servers, options in _combinations(axes):
-        resolved = check(dataclasses.replace(for_mode(config, mode, servers), **options)).for_workers(workers)
+        asked = dataclasses.replace(for_mode(config, mode, servers), **options)
+        if not asked.local_steps:
+            asked = dataclasses.replace(asked, **{name: getattr(RunConfig, name) for name in OF_LOCAL_STEPS})
+        resolved = check(asked).for_workers(workers)
         check_workers(resolved, workers)
         words = {name: _word(name, value) for name, value in options.items() if len(axes.options[name]) > 1}
         where = "".join(f"{word}-" for name, word in words.items() if name in TASK)

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from hvdtrain.config.option_types import METAVARS, Several
-from hvdtrain.config.run_config import RunConfig, flag, in_words
+from hvdtrain.config.run_config import OF_LOCAL_STEPS, RunConfig, flag, in_words
 
 # The first two of each are what the field calls it; the third is shorter.
 NUM_WORKERS = ("--num-workers", "-n", "--workers", "workers")
@@ -37,7 +37,7 @@ GROUPS = {
         "compression", "staleness", "push_scale", "look_ahead", "shares", "wait_for", "backup", "staleness_lr",
         "delay_compensation", "wire", "ring_transport", "bucket_mb", "record",
     ),
-    "Local steps": ("local_steps", "outer", "outer_lr", "outer_momentum"),
+    "Local steps": ("local_steps", *OF_LOCAL_STEPS),
     "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "secrets"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
     "Measuring": (

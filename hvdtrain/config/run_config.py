@@ -17,6 +17,7 @@ DEVICES = ["auto", "cpu", "cuda"]
 SAVES = ["none", "best", "final", "all"]
 DEFAULT_EPOCHS = 15
 DEFAULT_WIDTH = 0.125  # of the default model, which is there to be trained in a minute
+OF_LOCAL_STEPS = ("fragments", "outer", "outer_lr", "outer_momentum")  # they say nothing without --local-steps
 LENGTHS = {"epochs", "steps", "time_budget", "sprint"}  # how long to train: they exclude each other
 
 # Those of --wire that take new ranks while they are in use. torch's rpc asks all members that it has ever had, and one
@@ -147,6 +148,11 @@ class RunConfig:
         "an outer optimizer takes as a gradient (local SGD, DiLoCo). --batch-size is that of a step of all workers.",
         WordOr("none", 0, click.IntRange(0, 10**6)),
     )  # fmt: skip
+    fragments: int = option(
+        1, "With --local-steps H in lockstep: the weights are cut into so many fragments, of which one is exchanged "
+        "every H/F steps, while workers go on for a step (Streaming DiLoCo): as many bytes in all, a lower peak.",
+        click.IntRange(1, 10**4),
+    )  # fmt: skip
     outer: str = option(
         "nesterov", "With --local-steps, of the outer optimizer: v ← βv + Δ, then θ ← θ - η(Δ + βv); with `sgd` "
         "θ ← θ - ηv.", click.Choice(["nesterov", "sgd"]),
@@ -248,6 +254,8 @@ class RunConfig:
             "--outer, --outer-lr and --outer-momentum are for --local-steps": not self.local_steps
                 and (self.outer, self.outer_lr, self.outer_momentum)
                 != (default.outer, default.outer_lr, default.outer_momentum),
+            f"--fragments {self.fragments} is for --local-steps that are a multiple of it":
+                bool(self.local_steps % self.fragments) or self.fragments > max(1, self.local_steps),
             "--local-steps waits for all weights at a round's end: drop --wait-for layer":
                 bool(self.local_steps) and self.wait_for == "layer",
             "--shares measured is not for --local-steps: an inner optimizer such as Adam forgets how many samples a "

@@ -39,7 +39,7 @@ class Group(ABC):
 
     @abstractmethod
     def sum_later(self, values: "Tensor") -> "Callable[[], Tensor]":
-        """As sum, in two steps: what is returned waits for the others, and is called before the next sum."""
+        """As sum, in two steps: what is returned waits for the others, and is called before the next sum but one."""
 
     def sum(self, values: "Tensor") -> "Tensor":
         """The elementwise sum over the workers of a small CPU tensor, on every worker. It is a barrier too."""

@@ -80,7 +80,7 @@ class Roster:
             Failure: the worker had been given up.
         """
         self._refuse_lost(worker)
-        self.sums.pop(number - 2, None)  # all have it, or they could not have come to the next one
+        self.sums.pop(number - 4, None)  # all have it: each comes to a sum when it is through the last but one
         if number in self.sums:
             return Outcome({(number, worker): self.sums[number]}, asked=(number, worker))
         if as_rows:

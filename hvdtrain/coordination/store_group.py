@@ -73,8 +73,9 @@ class StoreGroup(Group):
             return []
         self._round += 1
         self.store.set(_key(self._round, self.worker), cast(Any, message))  # bytes it takes too
-        if self._round > 2:  # all have read that: each gives to a round when it is through the one before
-            self.store.delete_key(_key(self._round - 2, self.worker))
+        # All have read that: each gives to a round when it is through the last but one, as sum_later allows.
+        if self._round > 4:
+            self.store.delete_key(_key(self._round - 4, self.worker))
         return [_key(self._round, worker) for worker in range(self.workers)]
 
     def _take(self, keys: Sequence[str]) -> list[bytes]:

@@ -1,14 +1,29 @@
 """What a mode does for one worker."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from hvdtrain.coordination.group import Group
 from hvdtrain.wire.messages import PushStatus
+
+
+class Rounds(NamedTuple):
+    """What a worker's local steps came to since it began.
+
+    Attributes:
+        number: how often it sent all of Δ; a fragment counts as its share of that.
+        largest: the share of Δ that is sent at once, at most.
+        distances: each time that it took outer weights, ‖θ - θ_outer‖ / ‖θ_outer‖ (L2) of those weights just before.
+            With an outer step of η = 1, β = 0 that is how far the worker was from the mean of all.
+    """
+
+    number: float
+    largest: float
+    distances: Sequence[float]
 
 
 class Synchroniser(ABC):
@@ -19,6 +34,7 @@ class Synchroniser(ABC):
         backend: what carries the gradients, for the manifest: `none`, `horovod-mpi`, `gloo`, `rpc` …
         push_status: what is known of this step's push, then or later; None where nothing is pushed.
         waited_s: seconds that forward waited for weights in this step.
+        rounds: with --local-steps; else None.
         ended_round: whether this step was the last of some that workers took alone, all of them the same number.
     """
 
@@ -32,6 +48,10 @@ class Synchroniser(ABC):
     @property
     def waited_s(self) -> float:
         return 0.0
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return None
 
     @property
     def ended_round(self) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 
 from hvdtrain.explaining.timeline import BACKWARD, BETWEEN, COMPUTED, FORWARD, WAITED, Timeline
 from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.network_bound import link_seconds
 from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import read_server_loads
@@ -43,6 +44,14 @@ class Account:
     needed_s: dict[str, float]
     exposed_s: dict[str, float]
 
+    def of_round(self, steps: int, has_servers: bool) -> dict[str, float]:
+        """Seconds of a round of so many local steps. In a ring the outer step is a part of the exchange."""
+        step, slowest = self.parts["computing"], self.parts["waiting_for_slowest"]
+        outer = {"outer_step": self.exposed_s["server"]} if has_servers else {}
+        exchange = self.step_s - step - slowest - sum(outer.values())
+        told = {"local_steps": step, "waiting_for_slowest": slowest, "exchange": exchange, **outer}
+        return {name: steps * seconds for name, seconds in told.items()}
+
 
 def account(run: Run, timeline: Timeline) -> Account:
     """Divide the mean step. What it waited is given to the causes that are known, as far as it goes.
@@ -55,7 +64,8 @@ def account(run: Run, timeline: Timeline) -> Account:
     computing, waited = both.tolist()
     slowest = 0.0
     if timeline.in_step:
-        behind = (timeline.computed_s.max(0) - timeline.computed_s).mean(1)
+        computed_s = _each_exchange(run, timeline.computed_s)
+        behind = (computed_s.max(0) - computed_s).mean(1)
         slowest = float(np.minimum(behind, timeline.waited_s.mean(1)).mean())
     elif len(timeline.ranks) > 1:
         slowest = float(np.average(waits_for_others(timeline), weights=timeline.rates))
@@ -81,6 +91,16 @@ def account(run: Run, timeline: Timeline) -> Account:
     return Account(sum(parts.values()), parts, unknown, needed_s, exposed_s)
 
 
+def _each_exchange(run: Run, computed_s: np.ndarray) -> np.ndarray:
+    """[workers, rounds] of [workers, steps]: the mean step of each round, at whose end alone workers wait."""
+    every = run.local_steps
+    first = -WARM_UP % every  # of a round
+    whole = (computed_s.shape[1] - first) // every
+    if not whole:
+        return computed_s
+    return computed_s[:, first : first + whole * every].reshape(len(computed_s), whole, every).mean(2)
+
+
 def _in_order(seconds: float, needed_s: Mapping[str, float]) -> dict[str, float]:
     """These seconds, given to the first as far as it needs them, then to the next."""
     given = {}
@@ -93,8 +113,12 @@ def _in_order(seconds: float, needed_s: Mapping[str, float]) -> dict[str, float]
 def _may_hide(run: Run, timeline: Timeline) -> float:
     """Seconds of a mean step's computing that its communication may go on beside: of backward, in which gradients
     leave as they are made, and with servers of the next forward too, which waits for weights layer by layer. What a
-    worker slept between the two hides nothing: no message of it is under way then.
+    worker slept between the two hides nothing: no message of it is under way then. With --local-steps nothing is hidden
+    but what a fragment takes, beside one step.
     """
+    if run.local_steps > 1:
+        computed = np.average(timeline.means[:, COMPUTED], weights=timeline.rates)
+        return float(computed) * run.fragments / run.local_steps if run.fragments > 1 else 0.0
     forward, backward = timeline.means[:, [FORWARD, BACKWARD]].T
     hides = np.maximum(0.0, backward - _slept_s(run, timeline)) + (forward if run.kind.servers else 0.0)
     return float(np.average(hides, weights=timeline.rates))

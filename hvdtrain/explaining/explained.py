@@ -33,6 +33,12 @@ class Explained:
     rates: dict[str, float | None]
 
     @property
+    def of_round(self) -> dict[str, float]:
+        """Seconds of each part of a round; empty without --local-steps."""
+        steps = self.run.local_steps
+        return self.account.of_round(steps, bool(self.run.kind.servers)) if steps > 1 else {}
+
+    @property
     def title(self) -> str:
         return f"{self.run.name}: {self.run.kind.label}"
 
@@ -47,7 +53,7 @@ class Explained:
             "absent_s": {str(rank): stretches for rank, stretches in self.timeline.absent.items()},
             "waited_s": {str(rank): seconds for rank, seconds in self.waited.items()},
             "step_s": self.account.step_s, "parts": self.account.parts, "unknown": self.account.unknown,
-            "samples_per_s": run.summary.samples_per_s,
+            "round": self.of_round, "samples_per_s": run.summary.samples_per_s,
             "what_if": {name: {"samples_per_s": rate} for name, rate in self.rates.items()},
         }  # fmt: skip
 
@@ -71,6 +77,9 @@ class Explained:
             parts.append([name.replace("_", " "), *figures, account.unknown.get(name, PARTS[name])])
         parts.append(["together", _ms(account.step_s), "100%", "the mean of all steps that workers took"])
         console.print(rich_table(words_table("", ("part of a step", "ms", "share", "what it is"), parts)))
+        if of_round := self.of_round:
+            told = ", ".join(f"{name.replace('_', ' ')} {_ms(seconds)}" for name, seconds in of_round.items())
+            console.print(f"a round of {self.run.local_steps} steps, in ms: {told}")
         for name, rate in self.rates.items():
             if rate and (name != "without_straggler" or self.straggler):
                 gain = rate / (self.run.summary.samples_per_s or rate)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from hvdtrain.buckets.local_steps import LocalSteps
+from hvdtrain.buckets.partition import cut
 from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
-from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser, ring_traffic
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import make_exchange_optimizer, restore_state, set_lr, state_of
 
@@ -33,14 +34,18 @@ class LocalUpdate(Synchroniser):
 
     def __init__(self, job: Job, group: Group) -> None:
         self.config, self.world, self.group, self.steps = job.config, job.world, group, job.steps
-        self._averaged: Callable[[], object] | None = None  # waits for Δ of all workers, if that is under way
+        # Of buckets that are under way: Δ, in their order, and what waits for the mean of all workers' in it.
+        self._averaged: dict[tuple[int, ...], tuple[torch.Tensor, Callable[[], object]]] = {}
         self._waited_s = 0.0
 
     def begin_with(self, model: nn.Module) -> None:
         """Make what updates these weights."""
+        self.parameters = trained(model)
         if self.config.local_steps:
-            self.local = LocalSteps(self.config, model, flatten_weights(model))
-        self.parameters = [self.local.outer] if self.local else trained(model)
+            sizes = [p.numel() for p in self.parameters]
+            pieces = cut(sizes, 1, self.config.bucket_elements, self.config.fragments)
+            self.local = LocalSteps(self.config, model, flatten_weights(model), pieces)
+            self.parameters = [self.local.outer[piece.start : piece.stop] for piece in pieces]
         self.optimizer = make_exchange_optimizer(self.config, self.parameters, self.world.workers)
 
     def average(self, values: torch.Tensor) -> Callable[[], object]:
@@ -63,7 +68,8 @@ class LocalUpdate(Synchroniser):
     def begin(self, step: int, lr: float) -> None:
         if self.local:
             self._waited_s = 0.0
-            self._end_round()
+            self.local.begin_step()
+            self._take_outer_step(tuple(self.local.due))
             self.local.begin(lr)
         else:
             set_lr(self.optimizer, lr)
@@ -72,24 +78,29 @@ class LocalUpdate(Synchroniser):
         if not self.local:
             self.optimizer.step()
             return
-        self.local.step()
-        if self.local.is_over:
-            self.local.outer.grad = self.local.difference()
-            self._averaged = self.average(self.local.outer.grad)
+        if leaving := self.local.step():
+            delta = torch.cat([self.local.difference(number) for number in leaving])
+            self._averaged[tuple(leaving)] = delta, self.average(delta)
 
-    def _end_round(self) -> None:
-        """Take the outer step, where a round is over."""
-        if self.local and self._averaged:
-            began = time.perf_counter()
-            self._averaged()
-            self._averaged, self._waited_s = None, time.perf_counter() - began
-            self.optimizer.step()
-            self.local.outer.grad = None
-            self.local.begin_round()
+    def _take_outer_step(self, numbers: tuple[int, ...]) -> None:
+        """Take the outer step of these buckets, if Δ of them is under way."""
+        if numbers not in self._averaged:
+            return
+        began = time.perf_counter()
+        delta, wait = self._averaged.pop(numbers)
+        wait()
+        parts = [self.parameters[number] for number in numbers]
+        for part, gradient in zip(parts, delta.split([len(part) for part in parts]), strict=True):
+            part.grad = gradient
+        self.optimizer.step()
+        for part in parts:
+            part.grad = None
+        self._waited_s = time.perf_counter() - began
 
     def refresh(self) -> None:
         if self.local:
-            self._end_round()
+            for numbers in [*self._averaged]:
+                self._take_outer_step(numbers)
             self.local.show_outer()
 
     @property
@@ -97,8 +108,12 @@ class LocalUpdate(Synchroniser):
         return self._waited_s
 
     @property
+    def rounds(self) -> Rounds | None:
+        return self.local.rounds if self.local else None
+
+    @property
     def ended_round(self) -> bool:
         return self.local is not None and self.local.is_over
 
     def traffic(self, steps: int) -> tuple[int, int]:
-        return ring_traffic(self.world.size, (self.local.rounds if self.local else steps) * self.message)
+        return ring_traffic(self.world.size, 4 * self.local.sent if self.local else steps * self.message)

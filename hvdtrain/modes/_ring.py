@@ -19,7 +19,7 @@ from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.buckets.staging import Staging
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.coordination.synchroniser import Synchroniser, ring_traffic
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser, ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
 from hvdtrain.numerics.optimizers import COUNT, make_exchange_optimizer, restore_state, set_lr, state_of
@@ -176,9 +176,10 @@ class Ring(Synchroniser):
             model.load_state_dict(shared)
         self.message = payload_bytes(model)
         sizes = [p.numel() for p in trained(model)]
-        pieces, weights, ring = cut(sizes, 1, self.config.bucket_elements), flatten_weights(model), Collectives()
+        pieces = cut(sizes, 1, self.config.bucket_elements, self.config.fragments)
+        weights, ring = flatten_weights(model), Collectives()
         if self.config.local_steps:
-            self.local = LocalSteps(self.config, model, weights)
+            self.local = LocalSteps(self.config, model, weights, pieces)
             weights = self.local.outer
         staging = Staging(weights, pieces) if self.staged else None
         lanes = [self.make_lane(number, piece, weights, staging, ring, self.job) for number, piece in enumerate(pieces)]
@@ -211,9 +212,9 @@ class Ring(Synchroniser):
     def begin(self, step: int, lr: float) -> None:
         self.exchange.begin(self.outer_lr if self.local else lr)
         if self.local:
-            if self.local.is_over:
-                self.exchange.wait_for_all()
-                self.local.begin_round()
+            self.local.begin_step()
+            if self.local.due:
+                self.exchange.wait_for(self.local.due)
             self.local.begin(lr)
 
     def wait(self) -> None:
@@ -227,9 +228,12 @@ class Ring(Synchroniser):
 
     def update(self) -> None:
         if self.local:
-            self.local.step()
-            if self.local.is_over:
-                self.exchange.send(self.local.of_parameters())
+            for number in self.local.step():
+                self.exchange.send(number, self.local.difference(number))
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self.local.rounds if self.local else None
 
     @property
     def ended_round(self) -> bool:
@@ -245,4 +249,4 @@ class Ring(Synchroniser):
         return self.exchange.waited_s if self.waits_for_layers or self.local else 0.0
 
     def traffic(self, steps: int) -> tuple[int, int]:
-        return ring_traffic(self.world.size, (self.local.rounds if self.local else steps) * self.message)
+        return ring_traffic(self.world.size, 4 * self.local.sent if self.local else steps * self.message)

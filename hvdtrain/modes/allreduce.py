@@ -12,7 +12,7 @@ COLOUR = "#0456c3"
 MARKER = "s"
 JOINS_HOROVOD = True
 COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
-OPTIONS = ("local_steps", "outer", "outer_lr", "outer_momentum", "bucket_mb", "ring_transport")
+OPTIONS = ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum", "bucket_mb", "ring_transport")
 SHARES = ("equal", "measured")
 WAIT_FOR = ("step", "layer")
 

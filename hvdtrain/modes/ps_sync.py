@@ -17,7 +17,7 @@ COLOUR = "#cb7811"
 MARKER = "^"
 SHARES = ("equal", "measured")
 WAIT_FOR = ("layer", "step")
-OPTIONS = ("local_steps", "outer", "outer_lr", "outer_momentum", "backup", "wire", "bucket_mb", "record")
+OPTIONS = ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum", "backup", "wire", "bucket_mb", "record")
 COMPRESSIONS = ("any",)
 
 

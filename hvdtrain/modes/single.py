@@ -10,7 +10,7 @@ FAMILY = "one machine"
 ORDER = 0
 COLOUR = "#929498"
 MARKER = "o"
-OPTIONS = ("local_steps", "outer", "outer_lr", "outer_momentum")
+OPTIONS = ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum")
 MAX_WORKERS = 1
 
 

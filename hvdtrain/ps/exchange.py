@@ -115,9 +115,9 @@ class PushExchange(Exchange):
         super().__init__(lanes, sizes, weights, staging, room, wire.patience)
         self.begin(StepContext(0, 0.0, None, PushStatus(0)))  # none yet: nothing is to be answered
 
-    def begin_step(self, step: int, lr: float, share: int | None = None, pushes: bool = True) -> None:
-        """The step whose gradients come next, if it pushes any."""
-        self.begin(StepContext(step, lr, share, PushStatus(len(self.lanes) if pushes else 0)))
+    def begin_step(self, step: int, lr: float, share: int | None = None, pushed: int | None = None) -> None:
+        """The step whose gradients come next, and of how many buckets, if not of all."""
+        self.begin(StepContext(step, lr, share, PushStatus(len(self.lanes) if pushed is None else pushed)))
 
     def wait_until_answered(self) -> None:
         """Return when this step's pushes, or the last one's, have all been answered: each server has taken them.

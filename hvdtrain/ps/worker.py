@@ -16,7 +16,7 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import servers_return
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.server_group import ServerGroup
-from hvdtrain.coordination.synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
@@ -67,10 +67,10 @@ class PushPull(Synchroniser):
     def prepare(self, model: nn.Module) -> nn.Module:
         parameters = trained(model)
         sizes = [p.numel() for p in parameters]
-        pieces = cut(sizes, self.world.servers, self.config.bucket_elements)
+        pieces = cut(sizes, self.world.servers, self.config.bucket_elements, self.config.fragments)
         weights = flatten_weights(model)
         if self.config.local_steps:
-            self.local = LocalSteps(self.config, model, weights)
+            self.local = LocalSteps(self.config, model, weights, pieces)
             weights = self.local.outer
         self.exchange = PushExchange(
             self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
@@ -146,25 +146,26 @@ class PushPull(Synchroniser):
         """Begin a step of a round. Where shares are leased a round is one of this worker's steps for the servers, and
         requests the next share in its last backward pass.
         """
-        was_over = local.is_over
-        if was_over:
-            local.count_anew()
+        local.begin_step()
         if self.in_step or not local.taken:
             self.step += 1
         if self._shares and not local.taken:
             self._share, local.steps = self._shares.popleft()
-        self._requested = not local.ends_round
-        self.exchange.begin_step(self.step, self.outer_lr, self._share, pushes=local.ends_round)
-        if was_over:
-            self.exchange.wait_for_all()
-            local.take_outer()
+        leaving = local.leaving(local.taken + 1)
+        self._requested = not leaving
+        self.exchange.begin_step(self.step, self.outer_lr, self._share, len(leaving))
+        if local.due:
+            self.exchange.wait_for(local.due)
         local.begin(lr)
 
     def update(self) -> None:
         if self.local:
-            self.local.step()
-            if self.local.is_over:
-                self.exchange.send(self.local.of_parameters())
+            for number in self.local.step():
+                self.exchange.send(number, self.local.difference(number))
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self.local.rounds if self.local else None
 
     @property
     def ended_round(self) -> bool:

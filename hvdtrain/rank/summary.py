@@ -3,11 +3,12 @@
 import dataclasses
 import socket
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.membership_log import LEFT
-from hvdtrain.coordination.synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser
 from hvdtrain.numerics.clock import PARTS, WAITS
 from hvdtrain.numerics.durations import percentile
 from hvdtrain.runs.live import WARM_UP
@@ -33,6 +34,8 @@ def summarise(
     workers, all_steps = job.world.workers, history.step - first_step
     own = _own_process(job, sync, recorder.samples, all_steps, processor_s[0])
     counted = {"process": own, "wall_s": history.wall_s, "tally": dataclasses.asdict(recorder.tally)}
+    if sync.rounds:
+        counted["rounds"] = sync.rounds._replace(distances=_mean(sync.rounds.distances))
     of_workers = sync.group.gather_to_first(counted)
     if not sync.group.leads:
         return {}
@@ -43,6 +46,7 @@ def summarise(
     tally = Tally.of([Tally(**row["tally"]) for row in rows])
     steps, samples = history.step - history.warm_steps, history.samples or tally.samples  # of no evaluation
     last, best = ({} if row is None else row for row in (history.last, history.best))
+    sent = sum(process["bytes_sent"] for process in processes)
     reached = [e["train_s"] for e in history.evaluations if e["val_accuracy"] >= job.config.target_accuracy]
     return {
         "status": "done",
@@ -58,7 +62,8 @@ def summarise(
         "best_step": best.get("step"),
         "target_accuracy": job.config.target_accuracy,
         "time_to_target_s": reached[0] if reached else None,
-        "bytes_sent_per_step": sum(process["bytes_sent"] for process in processes) / all_steps if all_steps else None,
+        "bytes_sent_per_step": sent / all_steps if all_steps else None,
+        **_of_rounds([Rounds(*row["rounds"]) for row in rows if "rounds" in row], sent),
         "peak_rss_mb": sum(process["peak_rss_mb"] for process in processes),
         **_of_steps(tally, len(rows), steps, job.world.size == 1),
         "processes": processes,
@@ -97,6 +102,29 @@ def _of_steps(tally: Tally, workers: int, steps: int, is_alone: bool) -> dict[st
             **{f"p{share}_s": percentile(tally.durations, share / 100) for share in (50, 95, 99)},
         },
     }
+
+
+def _of_rounds(workers: Sequence[Rounds], sent: int) -> dict[str, Any]:
+    """What local steps came to: how many rounds a worker had, what the largest exchange of a step sends, and how far
+    workers were from the outer weights, both on average.
+
+    Args:
+        sent: bytes, by all processes.
+    """
+    if not workers:
+        return {}
+    rounds = fmean(each.number for each in workers)
+    distances = _mean([distance for each in workers for distance in each.distances])
+    return {
+        "rounds": rounds,
+        "peak_bytes_per_step": sent / rounds * workers[0].largest if rounds else None,
+        "worker_distance": distances[0] if distances else None,
+    }
+
+
+def _mean(values: Sequence[float]) -> list[float]:
+    """As a list, empty where there are none."""
+    return [fmean(values)] if values else []
 
 
 class HostLoads:

@@ -13,7 +13,7 @@ from hvdtrain.plot_style import STEP_PARTS
 from hvdtrain.report.answer import Answer
 from hvdtrain.report.comparisons import Comparison
 from hvdtrain.report.contenders import timed, whole
-from hvdtrain.report.figures import times
+from hvdtrain.report.figures import expected_time, times
 from hvdtrain.report.page import Plot
 from hvdtrain.runs.read import Kind, Run
 from hvdtrain.runs.schema import Step
@@ -31,6 +31,10 @@ LEARNING = (
     "Cross-entropy on the training batches, and accuracy on all validation images, after so many seconds of training; "
     "one line for each repeat. The dotted line is the target."
 )
+LOCAL_STEPS = (
+    "Seconds of training to the target accuracy, those of all trainings over the number that got there, against the "
+    "local steps from one exchange to the next; at 1 there is an exchange every step."
+)
 MAX_POINTS = 50  # of one line of losses: enough to see its shape, few enough for a small file
 Line = tuple[list[float], list[float]]
 
@@ -47,6 +51,7 @@ def draw(answered: Sequence[tuple[Comparison, Answer]]) -> tuple[list[Plot], lis
             ("ratios", "Samples/s beside the ring", RATIOS, _ratios(answered)),
             ("step-time", "Where a step's time goes", PARTS, _step_time(comparisons)),
             ("learning", "Loss and accuracy", LEARNING, _learning(trained, notes)),
+            ("local-steps", "Time to the target against local steps", LOCAL_STEPS, _local_steps(trained)),
         )
     return [Plot(name, title, caption, figure) for name, title, caption, figure in drawn if figure], notes
 
@@ -172,6 +177,39 @@ def _learning(comparisons: Sequence[Comparison], notes: list[str]) -> "Figure | 
         if values and max(values) > 10 * min(values) > 0:
             plot_style.log_scale(loss)
     plot_style.legend(figure, axes)
+    return figure
+
+
+# Time to the target against local steps
+
+
+def _local_steps(comparisons: Sequence[Comparison]) -> "Figure | None":
+    """A panel for each comparison. None where no mode reached the target with two or more numbers of local steps."""
+    shown = []
+    for of in comparisons:
+        points: dict[Kind, dict[int, float]] = {}  # of a kind without its options, seconds by local steps
+        for kind, runs in of.by_kind.items():
+            seconds, steps = expected_time(runs)["seconds"], runs[0].local_steps
+            if seconds is not None:
+                of_mode = points.setdefault(kind._replace(variant=""), {})
+                of_mode[steps] = min(seconds, of_mode.get(steps, seconds))
+        if any(len(of_mode) > 1 for of_mode in points.values()):
+            shown.append((of, points))
+    if not shown:
+        return None
+    figure, panels = plot_style.new_figure(0.6 + 2.6 * len(shown), 1, len(shown))
+    for (of, points), axes in zip(shown, panels, strict=True):
+        for kind, of_mode in points.items():
+            line, look = zip(*sorted(of_mode.items()), strict=True), plot_style.look_of(kind.mode)
+            axes.plot(*line, color=look[0], marker=look[1], linewidth=1.0, label=kind.label)
+        axes.set_xscale("log")
+        axes.set_xticks(sorted({steps for of_mode in points.values() for steps in of_mode}))
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        plot_style.log_scale(axes)
+        axes.set(xlabel="local steps", ylabel="seconds to the target", title=of.title)
+        axes.grid(True)
+    plot_style.legend(figure, panels)
     return figure
 
 

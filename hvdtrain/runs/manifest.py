@@ -48,7 +48,7 @@ def by_host(ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 AS_ASKED = (
     "mode", "model", "dropout", "augment", "pretrained", "freeze", "precision", "compile", "accumulate", "dataset",
     "optimizer", "lr", "momentum", "weight_decay", "nesterov", "backup", "delay_compensation", "staleness_lr",
-    "local_steps", "outer", "compression", "seed", "shuffle_block", "repeat", "deterministic", "record",
+    "local_steps", "fragments", "outer", "compression", "seed", "shuffle_block", "repeat", "deterministic", "record",
     "stop_at_target", "sprint",
 )  # fmt: skip
 

@@ -134,8 +134,9 @@ def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in ("loss", "accuracy"):
         total = sum(row["samples"] * row[name] for row in counted)
         line[name] = total / line["samples"] if counted else None
-    if pushes := [row["staleness"] for row in shares if "staleness" in row]:
-        line["staleness"] = round(sum(pushes) / len(pushes), 3)
+    for name, digits in (("staleness", 3), ("distance", 9)):
+        if values := [row[name] for row in shares if name in row]:
+            line[name] = round(sum(values) / len(values), digits)
     return line
 
 

@@ -11,12 +11,12 @@ _BYTES = {"none": 4.0, "": 4.0, "fp16": 2.0}  # of a weight on the wire; of othe
 def network_bound(run: Run, more_servers: Sequence[str] = ()) -> float | None:
     """The most samples/s that the links between the run's hosts carry, were computing and latency nothing.
 
-    In a step the weights, M bytes, go 2(n−1)/n times over each link of a ring of n; to servers each worker sends M and
-    is sent M. Between two hosts, both directions are used at once: of dedicated servers, k of them, a step takes at
-    least max(M, nM/k)/B, of servers beside the workers, one each host, (n+k−2)M/(kB). These follow from counting what
-    leaves and enters each host, which is done here, whatever the placement. Where shares are leased, workers may take
-    them as is best for the links. None where no link was measured, or a worker uses none and may have all shares, or
-    pushes may be left out.
+    In a step the weights, M bytes, or with --local-steps H an H-th of them, go 2(n−1)/n times over each link of a ring
+    of n; to servers each worker sends M and is sent M. Between two hosts, both directions are used at once: of
+    dedicated servers, k of them, a step takes at least max(M, nM/k)/B, of servers beside the workers, one each host,
+    (n+k−2)M/(kB). These follow from counting what leaves and enters each host, which is done here, whatever the
+    placement. Where shares are leased, workers may take them as is best for the links. None where no link was measured,
+    or a worker uses none and may have all shares, or pushes may be left out.
 
     Args:
         more_servers: the hosts of servers that the run did not have.
@@ -52,7 +52,7 @@ def link_seconds(run: Run, more_servers: Sequence[str] = ()) -> list[list[float]
     unknown = kind.mode not in modes.names() or kind.mode == "single" or set(range(ranks)) - set(home)
     if unknown or not weights or not each or not manifest.global_batch or not fastest:
         return []
-    size = each * weights
+    size = each * weights / (run.local_steps)
     workers = [home[rank] for rank in range(kind.servers, ranks)]
     servers = [*(home[rank] for rank in range(kind.servers)), *more_servers]
     if servers:  # the push of a worker's gradients, and the weights that come back

@@ -91,6 +91,21 @@ class Run:
         return kind._replace(variant=", ".join(filter(None, [_computed_with(manifest), variant])))
 
     @property
+    def local_steps(self) -> int:
+        """From one exchange of all weights to the next."""
+        return self._number("local_steps")
+
+    @property
+    def fragments(self) -> int:
+        """In so many parts all weights are exchanged."""
+        return self._number("fragments")
+
+    def _number(self, option: str) -> int:
+        """The value of an option of the mode that is a number from 1, by default 1."""
+        value = self.manifest.options.get(option)
+        return value if isinstance(value, int) and value > 0 else 1
+
+    @property
     def workers_changed(self) -> bool:
         """Whether others were there at the end than at the start."""
         return any(life.why or life.incarnation > 1 for life in self.summary.membership)

@@ -238,6 +238,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     time_to_target_s: Figure | None = None
     exposed_comm_fraction: Figure | None = None
     bytes_sent_per_step: Figure | None = None
+    rounds: Figure | None = None
+    peak_bytes_per_step: Figure | None = None
+    worker_distance: Figure | None = None
     staleness_mean: Figure | None = None
     staleness_max: Figure | None = None
     peak_rss_mb: Figure | None = None

@@ -39,6 +39,7 @@ class Stepper:
         self.normalise = Normalise(job.config, job.device)
         self.began: Any = None  # when this step's forward did, or what came after it slept
         self.computed_s = 0.0  # since it last slept
+        self.told = 0  # of Rounds.distances, those that are in the metrics
         self.clock = Clock(model, job.device)
         self.clock.start()
 
@@ -101,7 +102,15 @@ class Stepper:
             "loss": loss.item() if share.counted else None,
             "accuracy": correct.item() / len(labels) if share.counted else None,
         }  # fmt: skip
-        return row, seconds
+        return row | self._distance(), seconds
+
+    def _distance(self) -> dict[str, float]:
+        """From the weights that this step began with, where it took outer weights."""
+        distances = self.sync.rounds.distances if self.sync.rounds else ()
+        if len(distances) == self.told:
+            return {}
+        self.told = len(distances)
+        return {"distance": distances[-1]}
 
     def _slow_down(self, step: int, elapsed_s: float) -> None:
         """Sleep as --slow asks for, between forward and backward: as part of backward, which then begins later.

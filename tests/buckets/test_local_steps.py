@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hvdtrain.buckets.local_steps import LocalSteps
+from hvdtrain.buckets.partition import cut
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.modes.ps_sync import make_policy
 from hvdtrain.numerics.flat import flatten_weights
@@ -61,22 +62,29 @@ class ServerOuter:
             self.bucket.push(Push(worker, self.step, self.step - 1, self.lr, None), delta.clone())
 
 
+def take_step(worker, model):
+    """The buckets that leave after it."""
+    worker.begin_step()
+    worker.begin(PUBLISHED["lr"])
+    model().backward()
+    leaving = worker.step()
+    model.zero_grad()
+    return leaving
+
+
 @pytest.mark.parametrize("make_outer", [RingOuter, ServerOuter])
 @pytest.mark.parametrize("case", PUBLISHED["cases"], ids=lambda case: case["outer"])
 def test_rounds_come_to_what_the_published_algorithm_does(case, make_outer):
     options = {name: case[name] for name in ("outer", "outer_lr", "outer_momentum")}
     config = RunConfig(optimizer="sgd", momentum=0.0, local_steps=PUBLISHED["local_steps"], **options)
     models = [Quadratic(*both) for both in zip(PUBLISHED["curvature"], PUBLISHED["target"], strict=True)]
-    workers = [LocalSteps(config, model, flatten_weights(model)) for model in models]
+    workers = [LocalSteps(config, model, flatten_weights(model), cut([1, 2], 1, 3)) for model in models]
     outer = make_outer(config, torch.tensor(PUBLISHED["start"]))
     for expected in case["rounds"]:
         for model, worker in zip(models, workers, strict=True):
             while not worker.is_over:
-                worker.begin(PUBLISHED["lr"])
-                model().backward()
-                worker.step()
-                model.zero_grad()
-        deltas = [torch.cat([part.flatten() for part in worker.of_parameters()]) for worker in workers]
+                take_step(worker, model)
+        deltas = [worker.difference(0) for worker in workers]
         outer.take(deltas)
         for worker in workers:
             worker.outer.copy_(outer.weights)
@@ -86,3 +94,28 @@ def test_rounds_come_to_what_the_published_algorithm_does(case, make_outer):
         for name, value in zip(("delta", "v", "theta"), values, strict=True):
             torch.testing.assert_close(value, torch.tensor(expected[name]), atol=1e-6, rtol=0)
         assert torch.equal(workers[0].weights, workers[1].weights)
+
+
+@pytest.mark.parametrize("make_outer", [RingOuter, ServerOuter])
+def test_fragments_come_to_what_streaming_does(make_outer):
+    """The outer weights that a step brings are taken when the next begins: the fixture has them with that step."""
+    case = PUBLISHED["fragments"]
+    options = {name: case[name] for name in ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum")}
+    config = RunConfig(optimizer="sgd", momentum=0.0, **options)
+    models = [Quadratic(*both) for both in zip(PUBLISHED["curvature"], PUBLISHED["target"], strict=True)]
+    pieces = cut([1, 2], 1, 3, case["fragments"])
+    workers = [LocalSteps(config, model, flatten_weights(model), pieces) for model in models]
+    places = [workers[0].place(number) for number in range(len(pieces))]
+    outers = [make_outer(config, torch.tensor(PUBLISHED["start"])[place]) for place in places]
+    for expected in case["steps"]:
+        leaving = [take_step(worker, model) for worker, model in zip(workers, models, strict=True)]
+        for number in leaving[0]:
+            outers[number].take([worker.difference(number) for worker in workers])
+        for worker, weights in zip(workers, expected["workers"], strict=True):
+            for place, outer in zip(places, outers, strict=True):
+                worker.outer[place] = outer.weights
+            torch.testing.assert_close(worker.outer, torch.tensor(expected["outer"]), atol=1e-6, rtol=0)
+            worker.show_outer()
+            assert torch.equal(worker.weights, worker.outer)
+            worker.begin(PUBLISHED["lr"])
+            torch.testing.assert_close(worker.weights, torch.tensor(weights), atol=1e-6, rtol=0)

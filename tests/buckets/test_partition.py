@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.buckets.partition import cut
+from hvdtrain.buckets.partition import cut, fragment_buckets
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=30)
 
@@ -30,3 +30,13 @@ def test_a_bucket_knows_whose_gradients_complete_it(sizes, servers, most):
         own = owner[piece.start : piece.stop]
         assert piece.parameters == tuple(dict.fromkeys(own))
         assert piece.lengths == tuple(own.count(index) for index in piece.parameters)
+
+
+@given(SIZES, st.integers(1, 12), st.integers(1, 500), st.integers(1, 6))
+def test_fragments_are_of_one_size_but_for_an_element_a_bucket(sizes, servers, most, fragments):
+    pieces = cut(sizes, servers, most, fragments)
+    of_fragments = fragment_buckets(pieces, fragments)
+    assert sorted(number for of_fragment in of_fragments for number in of_fragment) == list(range(len(pieces)))
+    elements = [sum(pieces[n].stop - pieces[n].start for n in of_fragment) for of_fragment in of_fragments]
+    assert sum(elements) == sum(sizes)
+    assert max(elements) - min(elements) <= -(-len(pieces) // fragments) + servers

@@ -147,3 +147,11 @@ def test_lists_of_names():
     assert Names().convert("single, ddp,single", None, None) == ["single", "ddp"]
     with pytest.raises(click.BadParameter, match="is not a list such as"):
         Names().convert([], None, None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "taken"), [(1, (1.0, 0.0)), (3, (1.0, 0.0)), (4, (1.0, 0.2)), (8, (0.7, 0.5)), (16, (0.7, 0.6))]
+)
+def test_an_outer_optimizer_is_by_default_as_published_for_so_many_workers(workers, taken):
+    assert RunConfig(local_steps=8).taken_outer(workers) == taken
+    assert RunConfig(local_steps=8, outer_lr=0.3, outer_momentum=0.9).taken_outer(workers) == (0.3, 0.9)

@@ -39,7 +39,7 @@ def test_what_is_gathered_again_and_again_is_read_at_once_by_the_first_alone_and
             (worker, worker, time) for worker in range(WORKERS)
         ]
     assert len(store.readers) == TIMES and len(set(store.readers)) == 1
-    assert store.num_keys() == 2 * WORKERS
+    assert store.num_keys() == 4 * WORKERS
 
 
 def test_sums_and_rows_are_the_same_on_all_workers():
@@ -53,6 +53,23 @@ def test_sums_and_rows_are_the_same_on_all_workers():
     for total, there, rows, one, none in on_each(WORKERS, agreed):
         assert total.equal(torch.full((2, 3), 4.5)) and there == [0, 1, 2]
         assert rows.tolist() == [[0, -1.5], [1, -1.5], [2, -1.5]] and one and not none
+
+
+def test_a_sum_may_be_under_way_while_workers_come_to_others():
+    """The second worker takes it when the first has been through three more: nobody has to be as fast."""
+
+    def agreed(group, world):
+        later = group.sum_later(torch.ones(1))
+        group.any(False)
+        if not group.leads:
+            assert ahead.wait(10)
+        total, following = later(), group.sum_later(torch.ones(1))
+        group.sum_later(torch.ones(1))
+        ahead.set()
+        return total.item(), following().item()
+
+    ahead = threading.Event()
+    assert on_each(2, agreed) == [(2, 2)] * 2
 
 
 def test_a_worker_that_does_not_come_is_named():

@@ -283,6 +283,22 @@ def test_messages_are_told_from_computing_where_it_is_known_how_long_a_slow_work
         assert "does not tell how long" in messages(asked, achieved)
 
 
+def test_a_round_of_local_steps_waits_for_the_slowest_at_its_end_alone(tmp_path):
+    """Two workers that are slower in turn, a step each, are equally fast over a round of two."""
+    run = make_run(tmp_path / "run", (1, 1), noise=0.001)
+    change(run / "manifest.json", options={"local_steps": 2})
+    part = ("forward_s", "comm_s")
+    for rank in (0, 1):
+        change_steps(
+            run, rank, lambda steps, rank=rank: [row | {part[(row["step"] + rank) % 2]: 0.06} for row in steps]
+        )
+    _, _, told = accounted(run)
+    assert told.parts["waiting_for_slowest"] < 0.002
+    of_round = told.of_round(2, has_servers=False)
+    assert sum(of_round.values()) == pytest.approx(2 * told.step_s)
+    assert list(of_round) == ["local_steps", "waiting_for_slowest", "exchange"]
+
+
 def test_a_worker_alone_waits_for_no_communication(tmp_path):
     told, _ = explained(tmp_path, 1, mode="single")
     waits = set(PARTS) - {"computing", "other_waiting"}

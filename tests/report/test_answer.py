@@ -66,6 +66,15 @@ def test_five_repeats_have_a_word_and_its_figures(ring, servers, one, word, beca
     assert words[: len(wanted.get(word, ["compare"]))] == wanted.get(word, ["compare"])
 
 
+def test_local_steps_that_gain_in_one_process_too_are_said_to():
+    rounds = {"change": {"options": {"local_steps": 8}}}
+    rivals = repeats(RING2, 130, **rounds), repeats(SERVED, 100, OTHER, **rounds), SLOW_ONE
+    for speed, gains in ((50, False), (100, True)):
+        said = answer(*rivals, repeats(ONE, speed, **rounds))
+        words = "gains without messages too: one machine, 2 cores, local steps 8 took 0.50 times as long"
+        assert any(words in line for line in (*said.but, *said.besides)) == gains
+
+
 def test_a_lead_too_small_to_matter_is_said_to_be_one():
     tight = (1.0, 1.001, 0.999, 1.0, 1.0)
     said = answer(repeats(RING2, 101, tight), repeats(SERVED, 100, tight[::-1]), SLOW_ONE)

@@ -25,7 +25,7 @@ NAMES = """
     cpu_s_per_1000_samples
     busiest_share scaling_efficiency val_accuracy val_loss best_val_loss test_loss test_accuracy
     time_to_target_s samples_to_target exposed_comm_fraction step_p50_s step_p95_s step_p99_s bytes_sent_per_step
-    staleness_mean staleness_max peak_rss_mb repeat sprint
+    peak_bytes_per_step rounds worker_distance staleness_mean staleness_max peak_rss_mb repeat sprint
 """
 
 
@@ -151,3 +151,14 @@ def said_of(runs):
 def test_a_doubt_is_said_only_where_the_runs_give_a_reason(said, runs, silent):
     assert any(said in line for line in said_of(runs))
     assert not silent or not any(said in line for line in said_of(silent))
+
+
+def test_the_time_to_the_target_is_drawn_against_local_steps_where_there_are_several():
+    def drawn(*numbers):
+        rivals = [run("allreduce", 2, speed=n, change={"options": {"local_steps": n}}) for n in numbers]
+        runs = [run("allreduce", 2), *rivals, run("ps-sync", 2, 1)]
+        return [plot.svg for plot in plots.draw(collect(runs).comparisons)[0] if plot.name == "local-steps"]
+
+    assert drawn() == []
+    [picture] = drawn(4, 64)
+    assert all(f">{label}<" in picture for label in ("1", "4", "64", "allreduce ×2", "ps-sync ×2+1"))

@@ -57,6 +57,9 @@ REFUSED = [
     ({"outer_momentum": 0.5}, "--outer, --outer-lr and --outer-momentum are for --local-steps"),
     *(({"mode": "ddp", "local_steps": 8, option: value}, f"{flag(option)}.* is not for --local-steps")
       for option, value in (("shares", "measured"), ("compression", "powersgd"))),
+    *(({"mode": "ddp", "local_steps": steps, "fragments": 4}, "--fragments 4 is for --local-steps that are a multiple")
+      for steps in (0, 6)),
+    ({"mode": "ps-ssp", "local_steps": 8, "fragments": 4, **SERVED}, "--fragments is for workers in lockstep"),
     ({"mode": "allreduce", "local_steps": 8, "wait_for": "layer"}, "--local-steps waits for all weights"),
     ({"mode": "ps-ssp", "backup": 2, **SERVED}, "--backup does nothing in --mode ps-ssp: it is for ps-sync"),
 ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_the_writers_write_what_the_schema_has():
     more |= {"model_hash", "batch_norm", "dropout_layers"}
     of_manifest = {*runs_manifest.AS_ASKED, *written(runs_manifest, "manifest")}
     assert names(Manifest) <= of_manifest | more
-    of_summary = written(rank_summary, "summarise") | written(rank_summary, "_of_steps")
+    of_summary = set().union(*(written(rank_summary, name) for name in ("summarise", "_of_steps", "_of_rounds")))
     assert names(Summary) <= of_summary | {"test_loss", "test_accuracy", "setup_s", "load"}
     of_step = {f"{part}_s" for part in PARTS if part != "refresh"}
     assert of_step | {"time", "samples", "loss", "staleness", "shares"} == names(Step)
