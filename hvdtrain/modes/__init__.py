@@ -36,6 +36,7 @@ class Mode:
             or tritanopia (simulated after Machado et al., 2009): blues for rings.
         lockstep: all workers are at the same step at the same time.
         survives_lost_worker: the others go on when a worker dies.
+        elastic: they do with `launch --elastic`.
         options: those of RunConfig's fields that not every mode uses and this one does.
         compressions: the codecs that it can send gradients with; ("any",) for all that need one worker alone.
         max_workers: None for any number.
@@ -54,6 +55,7 @@ class Mode:
     marker: str
     lockstep: bool = True
     survives_lost_worker: bool = False
+    elastic: bool = False
     options: tuple[str, ...] = ()
     compressions: tuple[str, ...] = ("none",)
     max_workers: int | None = None

@@ -10,6 +10,7 @@ FAMILY = "ring"
 ORDER = 1
 COLOUR = "#0456c3"
 MARKER = "s"
+ELASTIC = True
 JOINS_HOROVOD = True
 COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
 OPTIONS = ("local_steps", "outer", "outer_lr", "outer_momentum", "bucket_mb", "ring_transport")

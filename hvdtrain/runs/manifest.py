@@ -95,6 +95,7 @@ def manifest(
         "wait_for": choice(config, "wait_for"),
         "staleness_bound": bound,
         "respawns": bool(os.environ.get(RESPAWNS)),
+        "elastic": world.elastic,
         "bucket_mb": config.bucket_mb if "bucket_mb" in mode.options else None,
         "trace": config.trace_steps if config.trace else "none",
         "clocks": {},  # of --trace, at the end
