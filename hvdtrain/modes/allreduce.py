@@ -34,4 +34,8 @@ class AllReduceLane(RingLane):
 
 
 def connect(job: Job) -> Ring:
+    if job.world.elastic:
+        from hvdtrain.modes._elastic_allreduce import ElasticRing
+
+        return ElasticRing(job)
     return Ring(job, AllReduceLane)
