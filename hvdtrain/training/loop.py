@@ -105,6 +105,7 @@ def _take_round(
         try:
             decision = _take_steps(training, loader, shares, barrier, stepper, timer)
         except RingBroken:
+            training.model.zero_grad(set_to_none=True)
             place, workers = sync.regroup()
             shares.recut(place, workers)
             training.progress.workers = workers
