@@ -1,5 +1,7 @@
 """Shares of a batch by how fast workers compute."""
 
+import itertools
+
 import torch
 
 from hvdtrain.data.sampling import BatchSampler
@@ -38,11 +40,11 @@ def test_workers_that_are_left_share_the_same_global_batches_from_the_next_step_
     whole = [share.indices for share in LockstepShares(BatchSampler(200, 20, 0, 0, 1)).after(0)]
     for kind in (LockstepShares, lambda sampler: MeasuredShares(sampler, lag=3)):
         shares = [kind(BatchSampler(200, 20, 0, worker, 3)) for worker in range(3)]
-        first = [next(of.after(step)) for step in range(4) for of in shares]
+        first = zip(*[itertools.islice(of.after(0), 4) for of in shares], strict=True)
+        batches = [[*one.indices, *two.indices, *three.indices] for one, two, three in first]
         for place, of in enumerate((shares[0], shares[2])):
             of.recut(place, 2)
         rest = zip(shares[0].after(4), shares[2].after(4), strict=True)
-        batches = [sum((share.indices for share in first[3 * step : 3 * step + 3]), []) for step in range(4)]
         batches += [[*one.indices, *other.indices] for one, other in rest]
         assert batches == whole
 
