@@ -2,6 +2,7 @@
 that are lost.
 """
 
+import threading
 import traceback
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -41,13 +42,14 @@ class Elastic(Synchroniser):
         self.problem = ""
         self._before: list[torch.Tensor] = []
         self._failures = self._moved = 0
-        self._workers = job.world.workers
+        self._workers, self._changing = job.world.workers, threading.Lock()
         self.group = ElasticGroup(job, self._one_is_lost, lambda line: self.report(line))
         self.regroup()
 
     def _one_is_lost(self, lost: int) -> None:
-        if lost > self._workers - len(self.members):  # the ring may be without that one already
-            self.abandon()
+        with self._changing:  # a ring without that one, which is being formed, is left alone
+            if lost > self._workers - len(self.members):
+                self.abandon()
 
     @abstractmethod
     def form(self, place: int, given: Mapping[int, Any]) -> None:
@@ -107,7 +109,8 @@ class Elastic(Synchroniser):
         self._failures = self._failures + 1 if list(given) == self.members else 0
         if self._failures > TRIES:
             raise Failure(f"the ring broke {TRIES} times in a step, and nobody is lost: {self.problem or 'elsewhere'}")
-        self.members = sorted(given)
+        with self._changing:
+            self.members = sorted(given)
         place, problem = self.members.index(self.group.worker), ""
         try:
             with self.connections.opening():

@@ -14,9 +14,11 @@ from hvdtrain.errors import Failure
 from hvdtrain.modes._elastic import Elastic
 from hvdtrain.modes._ring import Ring
 from hvdtrain.modes.allreduce import AllReduceLane
+from hvdtrain.system.deadline import or_exit
 from hvdtrain.wire import horovod
 
-FORM_S = 10  # that Gloo waits for another rank's thread
+GLOO_S = 10  # that Gloo waits for another rank's thread
+FORM_S = 20.0  # that Horovod may take to start: where a worker is lost meanwhile, it can wait for that for ever
 
 
 class HeldLane(AllReduceLane):
@@ -41,7 +43,7 @@ class HeldLane(AllReduceLane):
 
 class ElasticRing(Elastic, Ring):
     def __init__(self, job: Job) -> None:
-        os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(FORM_S)
+        os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(GLOO_S)
         self.buffers = []
         super().__init__(job, HeldLane)
 
@@ -58,7 +60,8 @@ class ElasticRing(Elastic, Ring):
 
     def form(self, place: int, given: Mapping[int, Any]) -> None:
         hosts = [given[worker][0] for worker in self.members]
-        horovod.join_anew(place, hosts, given[0][1] if len(hosts) > 1 else "")
+        with or_exit(FORM_S, f"rank {self.world.rank}: Horovod did not start again: one more worker may be lost"):
+            horovod.join_anew(place, hosts, given[0][1] if len(hosts) > 1 else "")
         if hasattr(self, "exchange"):
             self.exchange.begin_again()
 

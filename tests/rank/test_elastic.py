@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers.jobs import hvdtrain, steps, until
+from helpers.jobs import hvdtrain, steps
 from helpers.launched import Launched
 
 pytestmark = pytest.mark.timeout(180)
@@ -35,8 +35,7 @@ def test_the_others_go_on_in_the_same_processes_and_no_sample_is_lost_or_counts_
         job.wait_for_steps(20)
         begun = job.ranks()
         begun.pop(killed).kill()
-        done = len(steps(out, 0))
-        until(lambda: len(steps(out, 0)) > done + 20)
+        job.wait_for_steps(40)
         assert all(process.is_running() for process in begun.values())
         said, _ = job.process.communicate(timeout=60)
     assert job.process.returncode == 0, said
