@@ -162,6 +162,7 @@ class Exchange:
         self._under_way = dict.fromkeys(servers, 0)  # bytes
         self._over_limit: dict[int, int] = {}  # server -> its bucket that is under way though there was no room
         self._error: BaseException | None = None
+        self._beginnings = 0  # see begin_again
 
     def attach(self, model: nn.Module, by_layer: bool) -> None:
         """Take each backward's gradients of the model's parameters, which are left without.
@@ -230,6 +231,17 @@ class Exchange:
             self._error = self._error or problem
             self._changed.notify_all()
 
+    def begin_again(self) -> None:
+        """Forget what is under way, and what went wrong: no answer to it counts any more. Backward is over."""
+        with self._changed:
+            self._beginnings += 1
+            self._error = None
+            self._over_limit.clear()
+            for server in self._under_way:
+                self._waiting[server], self._under_way[server] = [], 0
+            for lane in self.lanes:
+                lane.gradient, lane.is_fresh = None, True
+
     def give_up(self) -> NoReturn:
         if self._error:
             raise Failure(str(self._error)) from self._error
@@ -268,7 +280,7 @@ class Exchange:
             answer = lane.send(gradient)
             for observer in self.observers:
                 observer.sent(lane, sum(self._under_way.values()))
-            answer.add_done_callback(partial(self._answered, lane))
+            answer.add_done_callback(partial(self._answered, lane, self._beginnings))
 
     def _next(self) -> int | None:
         """The bucket to send now, if any: of those that are next for their servers, what forward needs first."""
@@ -284,9 +296,11 @@ class Exchange:
                 return waiting[0]
         return None
 
-    def _answered(self, lane: Any, future: "Future[Any]") -> None:
+    def _answered(self, lane: Any, beginnings: int, future: "Future[Any]") -> None:
         """What goes wrong here, in a thread of what carries buckets, is raised where the worker waits."""
         came = time.perf_counter()
+        if beginnings != self._beginnings:
+            return
         try:
             answer = future.value()
         except Exception as error:

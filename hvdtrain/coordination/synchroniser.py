@@ -1,7 +1,7 @@
 """What a mode does for one worker."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,10 @@ class Rounds(NamedTuple):
     distances: Sequence[float]
 
 
+class RingBroken(Exception):
+    """A step came to nothing on any worker, for one of them is lost: see Synchroniser.regroup."""
+
+
 class Synchroniser(ABC):
     """Keeps a worker's model in step with the others', from its gradients. What a mode has no use for, does nothing.
 
@@ -36,10 +40,14 @@ class Synchroniser(ABC):
         waited_s: seconds that forward waited for weights in this step.
         rounds: with --local-steps; else None.
         ended_round: whether this step was the last of some that workers took alone, all of them the same number.
+        digest: training.step.digest of this worker's share, set before the step; after it, what this worker counts.
+        report: shows the user a line.
     """
 
     group: Group
     backend: str = "none"
+    digest: int = 0
+    report: Callable[[str], None] = print
 
     @property
     def push_status(self) -> PushStatus | None:
@@ -86,7 +94,15 @@ class Synchroniser(ABC):
         """Before forward: the number of the step, from 1, and its learning rate."""
 
     def wait(self) -> None:  # noqa: B027
-        """After backward: return when this worker may go on. Exposed communication, as forward's waiting is."""
+        """After backward: return when this worker may go on. Exposed communication, as forward's waiting is.
+
+        Raises:
+            RingBroken: of an elastic ring.
+        """
+
+    def regroup(self) -> tuple[int, int]:
+        """After RingBroken: form a ring with the workers that are there. This one's place, from 0, and their number."""
+        raise NotImplementedError
 
     def update(self) -> None:  # noqa: B027
         """Apply the optimizer, where it runs on the worker."""

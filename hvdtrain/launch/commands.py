@@ -28,6 +28,7 @@ from hvdtrain.runs.launched import remembered
 from hvdtrain.runs.request import (
     changed_for_good,
     check,
+    check_elastic,
     check_joinable,
     check_trusted,
     check_workers,
@@ -35,6 +36,8 @@ from hvdtrain.runs.request import (
     resumed_options,
     train_options,
 )
+
+ELASTIC_LAUNCHERS = ("local", "ssh")
 
 
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
@@ -67,13 +70,19 @@ from hvdtrain.runs.request import (
     "in ps-async and ps-ssp with --wire zmq, on this machine.",
 )  # fmt: skip
 @TRUST
+@click.option(
+    "--elastic", is_flag=True,
+    help="A ring goes on without workers that die, in the same processes: allreduce and ddp on CPUs, by --launcher "
+    "local or ssh.",
+)  # fmt: skip
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
     launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, interface: str, out: str, resume: bool, retries: int,
-    respawn: bool, trust_model: bool, secrets: dict[str, str], dry_run: bool, train_options: tuple[str, ...],
+    respawn: bool, elastic: bool, trust_model: bool, secrets: dict[str, str], dry_run: bool,
+    train_options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Start a job of so many workers and servers.
 
@@ -95,6 +104,8 @@ def launch(
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
     _check_recipe_can(launcher, config, retries, respawn)
+    if elastic:
+        _check_elastic(launcher, config, workers)
     if resumed:
         _check_same_job(Path(out), resumed, config, workers)
     used = allocate(listed, workers, config.servers) if listed else []
@@ -107,7 +118,7 @@ def launch(
     make_command = partial(
         prepare, launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
         interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
-        secrets=secrets,
+        secrets=secrets, elastic=elastic,
     )  # fmt: skip
     names = [host.name for host in used]
     if dry_run:
@@ -171,6 +182,15 @@ def _check_recipe_can(launcher: str, config: RunConfig, retries: int, respawn: b
             f"--respawn starts ranks on this machine, not those of {launcher}: start `hvdtrain train --join --out RUN` "
             "on a host yourself"
         )
+
+
+def _check_elastic(launcher: str, config: RunConfig, workers: int) -> None:
+    """UsageError where a ring cannot go on without a worker."""
+    if launcher not in ELASTIC_LAUNCHERS:
+        raise UsageError(f"--elastic is for --launcher {' and '.join(ELASTIC_LAUNCHERS)}: {launcher} ends all ranks")
+    if workers == 1:
+        raise UsageError("--elastic needs two workers or more: without the first one nothing goes on")
+    check_elastic(config)
 
 
 def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -> None:

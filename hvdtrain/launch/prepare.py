@@ -21,13 +21,14 @@ from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.system.own_code import file_of, with_file
 from hvdtrain.world import network
 from hvdtrain.world.network import WIRE_KEY, new_wire_key
-from hvdtrain.world.place import RESPAWNS
+from hvdtrain.world.place import ELASTIC, RESPAWNS
 
 
 def prepare(
     launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
     working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
     measure: bool = False, secrets: Mapping[str, str] | None = None, respawn: bool = False,
+    elastic: bool = False,
 ) -> LaunchCommand:  # fmt: skip
     """The command that starts a training job.
 
@@ -42,6 +43,7 @@ def prepare(
         measure: where hosts are checked, measure the network between them too, for the manifest.
         secrets: variables for every rank that no command line may show.
         respawn: workers that are lost will be started again.
+        elastic: a ring goes on without workers that are lost.
 
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
@@ -61,12 +63,13 @@ def prepare(
     if recipe.script_name:  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={launcher}", *program]
     secrets = dict(secrets or {})
-    if config.wire == "zmq":
+    if config.wire == "zmq" or elastic:
         secrets[WIRE_KEY] = os.environ.get(WIRE_KEY) or new_wire_key()
-    ranks, survives = workers + config.servers, modes.declared(config.mode).survives_lost_worker
+    ranks, survives = workers + config.servers, elastic or modes.declared(config.mode).survives_lost_worker
+    environment = {RESPAWNS: "1"} if respawn else {ELASTIC: "1"} if elastic else {}
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
-        secrets=secrets, needs_network=needs_network(config), environment={RESPAWNS: "1"} if respawn else {},
+        secrets=secrets, needs_network=needs_network(config), environment=environment,
         memory_mb=memory_mb, gpus=int(config.device == "cuda"),
     )  # fmt: skip
     return prepare_program(launcher, spec, requirements, check, measure)

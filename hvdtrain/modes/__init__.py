@@ -39,6 +39,7 @@ class Mode:
             is an option, as ps-sync's backup. Without lockstep a policy has to answer `idle`: who waits for a worker
             that pushes nothing for now would go on waiting.
         survives_lost_worker: the others go on when a worker dies.
+        elastic: they do with `launch --elastic`.
         options: those of RunConfig's fields that not every mode uses and this one does.
         compressions: the codecs that it can send gradients with; ("any",) for all that need one worker alone.
         max_workers: None for any number.
@@ -57,6 +58,7 @@ class Mode:
     marker: str
     lockstep: bool = True
     survives_lost_worker: bool = False
+    elastic: bool = False
     options: tuple[str, ...] = ()
     compressions: tuple[str, ...] = ("none",)
     max_workers: int | None = None

@@ -152,28 +152,30 @@ class Ring(Synchroniser):
     """
 
     exchange: Exchange
+    message: float
     local: LocalSteps | None = None
 
     def __init__(self, job: Job, make_lane: Callable[..., RingLane]) -> None:
         # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(job.config.timeout)))
-        world = job.world
-        backend = horovod.join(world, None if world.starts_horovod else job.meet(), job.config.ring_transport)
-        store = job.meet() if world.size > 1 else None
-        self.group = StoreGroup(world, store, job.config.timeout, horovod.leave)
-        self.job, self.config, self.world, self.make_lane = job, job.config, world, make_lane
+        self.job, self.config, self.world, self.make_lane = job, job.config, job.world, make_lane
+        backend = self.join()
         on_gpu = job.device.type == "cuda"
         self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
         self.backend = "horovod-nccl" if on_gpu and not self.staged else backend
         self.waits_for_layers = job.waits_for_layers
-        self.outer_lr, _ = self.config.taken_outer(world.workers)
+        self.outer_lr, _ = self.config.taken_outer(job.world.workers)
+
+    def join(self) -> str:
+        """Find the others: make `group`, and start Horovod. What carries tensors on CPUs."""
+        job, world = self.job, self.world
+        backend = horovod.join(world, None if world.starts_horovod else job.meet(), job.config.ring_transport)
+        store = job.meet() if world.size > 1 else None
+        self.group = StoreGroup(world, store, job.config.timeout, horovod.leave)
+        return backend
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        state = model.state_dict()
-        shared = {name: tensor.cpu() for name, tensor in state.items()} if self.staged else state
-        hvd.broadcast_parameters(shared, root_rank=0)
-        if self.staged:
-            model.load_state_dict(shared)
+        self.share_weights(model)
         self.message = payload_bytes(model)
         sizes = [p.numel() for p in trained(model)]
         pieces = cut(sizes, 1, self.config.bucket_elements, self.config.fragments)
@@ -190,6 +192,14 @@ class Ring(Synchroniser):
         if trace.is_on:
             self.exchange.observers.append(RingTrace())
         return model
+
+    def share_weights(self, model: nn.Module) -> None:
+        """Give every worker the first one's."""
+        state = model.state_dict()
+        shared = {name: tensor.cpu() for name, tensor in state.items()} if self.staged else state
+        hvd.broadcast_parameters(shared, root_rank=0)
+        if self.staged:
+            model.load_state_dict(shared)
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
         if self.local:

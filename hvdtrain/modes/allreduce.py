@@ -10,6 +10,7 @@ FAMILY = "ring"
 ORDER = 1
 COLOUR = "#0456c3"
 MARKER = "s"
+ELASTIC = True
 JOINS_HOROVOD = True
 COMPRESSIONS = ("none", "fp16")  # what Horovod 0.28.1 can send
 OPTIONS = ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum", "bucket_mb", "ring_transport")
@@ -33,4 +34,8 @@ class AllReduceLane(RingLane):
 
 
 def connect(job: Job) -> Ring:
+    if job.world.elastic:
+        from hvdtrain.modes._elastic_allreduce import ElasticRing
+
+        return ElasticRing(job)
     return Ring(job, AllReduceLane)

@@ -24,6 +24,7 @@ ORDER = 2
 COLOUR = "#1c9edc"
 MARKER = "D"
 OPTIONS = ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum")
+ELASTIC = True
 COMPRESSIONS = ("none", "powersgd")
 SHARES = ("equal", "measured")
 WAIT_FOR = ("step",)  # torch's reducer ends backward with the last average
@@ -39,10 +40,12 @@ class Ddp(LocalUpdate):
     """Its wait is the end of backward(), after the last gradient, where the clock sees it.
 
     Attributes:
+        hook: averages a bucket.
         low_rank: of PowerSGD (Vogels et al., 2019, arXiv:1905.13727): rank 1, begun with the last step's, what is left
             out goes into the next step.
     """
 
+    hook: Hook = staticmethod(default_hooks.allreduce_hook)
     low_rank: powerSGD_hook.PowerSGDState | None = None
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -55,12 +58,12 @@ class Ddp(LocalUpdate):
         self.module = wrap(model, forward_sync_buffers=False, **one_bucket)
         self.begin_with(model)
         is_traced = trace.is_on and self.world.size > 1 and not on_gpu
-        hook: Hook = default_hooks.allreduce_hook
         if is_low_rank:
-            self.low_rank, hook = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
+            self.low_rank = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+            self.hook = powerSGD_hook.powerSGD_hook
             self._begin_low_rank(0)
-        if is_traced or self.low_rank:
-            self.module.register_comm_hook(self.low_rank, _traced(hook) if is_traced else hook)
+        if is_traced or self.hook != default_hooks.allreduce_hook:  # which the reducer does without one
+            self.module.register_comm_hook(self.low_rank, _traced(self.hook) if is_traced else self.hook)
         return self.module
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
@@ -108,6 +111,10 @@ def _traced(hook: Hook) -> Hook:
 
 
 def connect(job: Job) -> Ddp:
+    if job.world.elastic:
+        from hvdtrain.modes._elastic_ddp import ElasticDdp
+
+        return ElasticDdp(job)
     with_nccl = job.device.type == "cuda" and not job.config.share_gpu
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
     world, timeout, store = job.world, job.config.timeout, job.meet()

@@ -104,7 +104,8 @@ def _begin(config: RunConfig, world: World, folder: Path, job: str, resumes: boo
         from hvdtrain.training import resume
 
     meeting = None
-    if world.size > 1 and not (world.starts_horovod and modes.declared(config.mode).joins_horovod):
+    joins_horovod = world.starts_horovod and modes.declared(config.mode).joins_horovod and not world.elastic
+    if world.size > 1 and not joins_horovod:
         meeting = Meeting(world, config.timeout)
     prepared = work.prepare(config, world, folder, threads, resumes, meeting.store if meeting else None)
     if prepared.finished:

@@ -97,6 +97,8 @@ def prepare(
     chosen = device.choose_device(config, world)
     if config.record and chosen.type == "cuda":
         raise UsageError("--record is for --device cpu: replay computes there, and a GPU rounds otherwise")
+    if world.elastic and chosen.type == "cuda":
+        raise UsageError("--elastic is for CPUs, where Gloo carries the messages: give --device cpu")
     if config.compile and not world.is_server and not shutil.which(os.environ.get("CXX") or "g++"):
         raise UsageError("--compile needs a C++ compiler: install g++, or let CXX name one")
     steps = config.total_steps(len(data.train)) if data else None
@@ -224,6 +226,7 @@ def train_as_worker(
         terminal.out, job.steps, world.is_chief, config.log_every, world.workers,
         first_step=start.step,
     )  # fmt: skip
+    sync.report = progress.print
     _tell(job, progress, terminal, resumed, arrival, [f"--pretrained skipped {line}" for line in skipped or ()])
     leased = not modes.declared(config.mode).lockstep
     writes_events = world.is_chief and not config.sprint

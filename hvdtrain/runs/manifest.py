@@ -88,6 +88,7 @@ def manifest(
         "schedule": schedule(config, config.total_steps(seen["train_samples"])),
         **_options_taken(job),
         "respawns": bool(os.environ.get(RESPAWNS)),
+        "elastic": world.elastic,
         "trace": config.trace_steps if config.trace else "none",
         "clocks": {},  # of --trace, at the end
         "slow": {"asked": config.slow, "achieved": {}},  # by worker, at the end: how many times as long it computed

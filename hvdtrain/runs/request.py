@@ -243,6 +243,25 @@ def check_joinable(config: RunConfig, option: str) -> None:
         raise UsageError(f"{option} needs --wire zmq: torch's rpc takes no new rank once one that it knew is lost")
 
 
+def check_elastic(config: RunConfig) -> None:
+    """UsageError where a ring cannot go on without a worker that is lost: see `launch --elastic`."""
+    able = [name for name in modes.names() if modes.declared(name).elastic]
+    problems = {
+        f"--elastic is for --mode {' and '.join(able)}, not {config.mode}": config.mode not in able,
+        "--elastic is for CPUs, where Gloo carries the messages: give --device cpu": config.device == "cuda",
+        "--elastic is not for --wait-for layer: no weight changes before all workers have all averages":
+            config.wait_for == "layer",
+        "--elastic is not for --compression powersgd: what a lost worker had left out would be lost":
+            config.compression == "powersgd",
+        "--elastic is not for --local-steps: what a lost worker had come to since the last exchange would be lost":
+            bool(config.local_steps),
+        "--elastic is not for --ring-transport mpi: MPI ends with the first worker that is lost":
+            config.ring_transport == "mpi",
+    }  # fmt: skip
+    if problem := next((problem for problem, holds in problems.items() if holds), ""):
+        raise UsageError(problem)
+
+
 def _unused(config: RunConfig, mode: modes.Mode) -> list[str]:
     """Options that were set and that this mode does not use, though others do."""
     optional = dict.fromkeys(option for name in modes.names() for option in modes.declared(name).options)

@@ -134,6 +134,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     staleness_bound: Count | None = None
     backup: Count | None = None
     respawns: bool = False
+    elastic: bool = False
     delay_compensation: float | None = None
     staleness_lr: bool | None = None
     compression: str | None = None

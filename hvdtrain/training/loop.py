@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hvdtrain.coordination.job import Job
-from hvdtrain.coordination.synchroniser import Synchroniser
+from hvdtrain.coordination.synchroniser import RingBroken, Synchroniser
 from hvdtrain.data.loader import Batches
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.numerics.clock import Timer
@@ -99,33 +99,51 @@ def _take_round(
     training: Training, loader: Batches, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
 ) -> Decision:
     """Train until the epoch is over, or all workers do something else; that is what they have decided."""
-    sync, history, clock, decision = training.sync, training.history, stepper.clock, GO_ON
+    sync, history, clock, decision = training.sync, training.history, stepper.clock, None
     clock.start()
-    asked = time.perf_counter()
-    batches = loader.batches(shares.after(history.step), look_ahead=not shares.leased)
-    for share, (images, labels) in feed(batches, training.job.device, shares.leased):
-        history.step = share.step
-        trace.at_step(share.step)
-        if sync.skip_if_overtaken(share.step):
-            clock.mark("data")
-        else:
-            row, seconds = stepper.take(share, images, labels, timer.seconds(), shares.waited_s(asked))
-            shares.took(row["samples"], seconds["forward"] + seconds["backward"])
-            row["time"] = round(timer.seconds(), 6)
-            training.recorder.step(row, seconds, digest(share), sync.push_status)
-            training.progress.step(row)
-            clock.mark("metrics")
-        decision = shares.after_step(barrier, share.step, timer.seconds())
-        clock.mark("barrier")
-        if decision:
-            break
-        asked = time.perf_counter()
+    while decision is None:
+        try:
+            decision = _take_steps(training, loader, shares, barrier, stepper, timer)
+        except RingBroken:
+            training.model.zero_grad(set_to_none=True)
+            place, workers = sync.regroup()
+            shares.recut(place, workers)
+            training.progress.workers = workers
+            clock.mark("comm")
     decision = shares.after_round(barrier, history, decision, timer.seconds())
     clock.mark(shares.last_part)
     if decision or not training.job.config.sprint:  # a sprint evaluates nothing
         sync.refresh()
     clock.mark("refresh")
     history.wall_s = _wall_time(training, clock.lap(), timer.seconds())
+    return decision
+
+
+def _take_steps(
+    training: Training, loader: Batches, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
+) -> Decision:
+    """Take the steps of a round that are left."""
+    sync, history, clock, decision = training.sync, training.history, stepper.clock, GO_ON
+    asked = time.perf_counter()
+    batches = loader.batches(shares.after(history.step), look_ahead=not shares.leased)
+    for share, (images, labels) in feed(batches, training.job.device, shares.leased):
+        trace.at_step(share.step)
+        if sync.skip_if_overtaken(share.step):
+            clock.mark("data")
+        else:
+            sync.digest = digest(share)
+            row, seconds = stepper.take(share, images, labels, timer.seconds(), shares.waited_s(asked))
+            shares.took(row["samples"], seconds["forward"] + seconds["backward"])
+            row["time"] = round(timer.seconds(), 6)
+            training.recorder.step(row, seconds, sync.digest, sync.push_status)
+            training.progress.step(row)
+            clock.mark("metrics")
+        history.step = share.step
+        decision = shares.after_step(barrier, share.step, timer.seconds())
+        clock.mark("barrier")
+        if decision:
+            break
+        asked = time.perf_counter()
     return decision
 
 

@@ -1,5 +1,6 @@
 """Which shares of an epoch a worker trains on: always that of its number, or whichever is next when it is ready."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -22,6 +23,9 @@ class LockstepShares:
     a million samples has many. A round of them is the rest of an epoch, or
     ends where all workers decide something.
 
+    Args:
+        drops: pushes may come too late, and nobody knows whether a share has been trained.
+
     Attributes:
         leased: whether shares are.
         last_part: of a step's time, what a round's end counts as.
@@ -30,8 +34,8 @@ class LockstepShares:
     leased = False
     last_part = "data"  # the end of what reads ahead
 
-    def __init__(self, sampler: BatchSampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: BatchSampler, drops: bool = False) -> None:
+        self.sampler, self.drops = sampler, drops
 
     def after(self, step: int) -> Iterator[Share]:
         """The shares of the rest of the epoch that this step is in, or of the next where it is an epoch's last."""
@@ -42,6 +46,10 @@ class LockstepShares:
     def speeds(self, done: int) -> Sequence[float]:
         """Of each worker, by which the step's batch is shared out that comes after so many; none: all are equal."""
         return ()
+
+    def recut(self, worker: int, workers: int) -> None:
+        """From the next step on so many workers share every batch; this one's place is `worker`."""
+        self.sampler = dataclasses.replace(self.sampler, worker=worker, workers=workers)
 
     def open(self, state: Callable[[], dict[str, Any]]) -> None:
         pass
@@ -59,7 +67,8 @@ class LockstepShares:
         return decision
 
     def trained(self, history: History) -> int | None:
-        return None
+        """Samples that were trained since the last evaluation, by workers that are lost now too; None: see `drops`."""
+        return None if self.drops else _trained(self.sampler, history)
 
 
 class MeasuredShares(LockstepShares):
@@ -74,9 +83,16 @@ class MeasuredShares(LockstepShares):
         super().__init__(sampler)
         self.lag = lag
         self.computed = torch.zeros(2, dtype=torch.float64)  # samples and seconds so far, of this worker
-        self._before = torch.zeros(sampler.workers, 2, dtype=torch.float64)  # of all, at the barrier before
+        self._begin()
+
+    def _begin(self) -> None:
+        self._before = torch.zeros(self.sampler.workers, 2, dtype=torch.float64)  # of all, at the barrier before
         self._recent = torch.zeros_like(self._before)
         self._cuts: list[tuple[int, list[float]]] = [(0, [])]  # from which step on, and speeds
+
+    def recut(self, worker: int, workers: int) -> None:
+        super().recut(worker, workers)
+        self._begin()
 
     def speeds(self, done: int) -> Sequence[float]:
         return next(speeds for first, speeds in reversed(self._cuts) if first <= done)
@@ -90,6 +106,8 @@ class MeasuredShares(LockstepShares):
         if barrier.gathered:
             at, computed = barrier.gathered
             barrier.gathered = None
+            if len(computed) != self.sampler.workers:  # one of them is lost: see recut
+                return decision
             self._recent = FORGETTING * self._recent + computed - self._before
             self._before = computed
             samples, seconds = self._recent.T
@@ -118,6 +136,9 @@ class LeasedShares:
         self.sampler, self.sync, self.steps, self.every = sampler, sync, steps, every
         self.reached = 0
         self._answered_at = 0.0
+
+    def recut(self, worker: int, workers: int) -> None:
+        """As in LockstepShares."""
 
     def open(self, state: Callable[[], dict[str, Any]]) -> None:
         """Before `after`, by the worker that leads: whoever joins before all are through these shares finds this."""
@@ -165,9 +186,13 @@ class LeasedShares:
         return barrier.after_round(history.step, elapsed)
 
     def trained(self, history: History) -> int | None:
-        """Samples of the shares that were trained since the last evaluation; None in lockstep."""
-        before = history.evaluations[-1]["step"] if history.evaluations else 0
-        return self.sampler.trained(history.step) - self.sampler.trained(before)
+        """As in LockstepShares."""
+        return _trained(self.sampler, history)
+
+
+def _trained(sampler: BatchSampler, history: History) -> int:
+    before = history.evaluations[-1]["step"] if history.evaluations else 0
+    return sampler.trained(history.step) - sampler.trained(before)
 
 
 Shares = LockstepShares | LeasedShares
@@ -181,4 +206,6 @@ def make_shares(config: RunConfig, sampler: BatchSampler, sync: Synchroniser, st
     if not modes.declared(config.mode).lockstep:
         return LeasedShares(sampler, cast(PushPull, sync), steps, config.local_steps or 1)
     # A cut is known a step after its barrier, and the share that is read next is not trained on yet.
-    return MeasuredShares(sampler, ahead + 3) if config.shares == "measured" else LockstepShares(sampler)
+    if config.shares == "measured":
+        return MeasuredShares(sampler, ahead + 3)
+    return LockstepShares(sampler, drops=bool(config.backup))

@@ -92,24 +92,52 @@ def _become_horovodrun(world: World, store: "Store | None") -> None:
         store.set(f"host/{world.rank}", host)
         hosts = [store.get(f"host/{rank}").decode() for rank in range(world.size)]
     assert len(hosts) == world.size
-    local_rank, local_size, cross_rank, cross_size = placement(hosts, world.rank)
+    if store and world.rank == 0:
+        store.set("horovod", serve_rendezvous(world))
+    _set_place(hosts, world.rank, store.get("horovod").decode() if store else "")
+
+
+def serve_rendezvous(world: World) -> str:
+    """Serve what ranks find each other by, once. Its address and port."""
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    address = own_address(world)
+    server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
+    server.init([])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"{address}:{server.server_address[1]}"
+
+
+def _set_place(hosts: Sequence[str], rank: int, rendezvous: str) -> None:
+    """Set what horovodrun sets for a rank, where the ranks are on these hosts."""
+    local_rank, local_size, cross_rank, cross_size = placement(hosts, rank)
     ours = {
-        "RANK": world.rank, "SIZE": world.size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size,
-        "CROSS_RANK": cross_rank, "CROSS_SIZE": cross_size, "HOSTNAME": host,
+        "RANK": rank, "SIZE": len(hosts), "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size,
+        "CROSS_RANK": cross_rank, "CROSS_SIZE": cross_size, "HOSTNAME": hosts[rank],
     }  # fmt: skip
     os.environ.update({f"HOROVOD_{name}": str(value) for name, value in ours.items()})
-    if not store:
-        return
-    if world.rank == 0:
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    if rendezvous:
+        address, port = rendezvous.rsplit(":", 1)
+        os.environ.update(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=port)
 
-        address = own_address(world)
-        server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
-        server.init([])
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        store.set("horovod", f"{address}:{server.server_address[1]}")
-    address, port = store.get("horovod").decode().rsplit(":", 1)
-    os.environ.update(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=port)
+
+def join_anew(rank: int, hosts: Sequence[str], rendezvous: str) -> None:
+    """Start Horovod over Gloo among other ranks than before; what the ranks before still did comes to nothing.
+
+    Args:
+        rank: this one's, from 0.
+        hosts: of each rank.
+        rendezvous: as serve_rendezvous says.
+
+    Raises:
+        Exception: Horovod's own, where not all came.
+    """
+    import horovod.torch as hvd
+
+    hvd.shutdown()
+    os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = "gloo"
+    _set_place(hosts, rank, rendezvous)
+    hvd.init()
 
 
 def placement(hosts: Sequence[str], rank: int) -> tuple[int, int, int, int]:

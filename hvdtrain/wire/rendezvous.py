@@ -40,7 +40,7 @@ def open_store(world: World, timeout: float) -> "Store":
     with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
         stays = horovod.is_joined()
         if not stays:
-            horovod.join(world)
+            horovod.join(world, transport="gloo" if world.elastic else "auto")  # MPI could not be left for Gloo
         store = _listen(own_address(world), 0, limit) if world.rank == 0 else None
         host, port = horovod.broadcast((own_address(world), store.port) if store else None)
         if not stays:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hvdtrain.errors import UsageError
 
 RESPAWNS = "HVDTRAIN_RESPAWN"  # set where lost workers are started again
+ELASTIC = "HVDTRAIN_ELASTIC"  # set where a ring goes on without workers that are lost
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class World:
         servers: how many of the ranks are parameter servers.
         started: the starter's own number for this process, where servers were spread over hosts afterwards.
         joined: of a worker that has joined a job that was running: the number of this life of it (coordination.roster).
+        elastic: a ring goes on without workers that are lost.
     """
 
     starter: str = "alone"
@@ -30,6 +32,7 @@ class World:
     servers: int = 0
     started: int | None = None
     joined: int | None = None
+    elastic: bool = False
 
     @property
     def starters_rank(self) -> int:
@@ -106,7 +109,10 @@ def read_world(servers: int = 0, env: Mapping[str, str] = os.environ) -> World:
     rank, started = place.rank, None
     if servers and "HVDTRAIN_SLOTS" in env and place.starter == "horovodrun":
         started, rank = rank, _spread(env["HVDTRAIN_SLOTS"], place)
-    return World(place.starter, rank, place.size, place.local_rank, place.local_size, servers, started)
+    elastic = ELASTIC in env and place.size > 1
+    return World(
+        place.starter, rank, place.size, place.local_rank, place.local_size, servers, started, elastic=elastic
+    )  # fmt: skip
 
 
 def _spread(slots: str, place: World) -> int:

@@ -165,6 +165,19 @@ REFUSED = [
         f"{RESPAWN} -H a:2 --launcher mpi -- --mode ps-ssp --wire zmq",
         "--respawn starts ranks on this machine, not those of mpi",
     ),
+    ("-n 1 --elastic -- --mode ddp", "--elastic needs two workers or more"),
+    (
+        "-n 2 --elastic --launcher slurm -- --mode ddp",
+        "--elastic is for --launcher local and ssh: slurm ends all ranks",
+    ),
+    ("-n 2 --elastic -H a:2 --launcher mpi", "--elastic is for --launcher local and ssh: mpi ends all ranks"),
+    ("-n 2 -s 1 --elastic -- --mode ps-sync", "--elastic is for --mode allreduce and ddp, not ps-sync"),
+    ("-n 2 --elastic -- --mode sharded", "--elastic is for --mode allreduce and ddp, not sharded"),
+    ("-n 2 --elastic -- --mode ddp --device cuda", "--elastic is for CPUs, where Gloo carries"),
+    ("-n 2 --elastic -- --wait-for layer", "--elastic is not for --wait-for layer"),
+    ("-n 2 --elastic -- --mode ddp --compression powersgd", "--elastic is not for --compression powersgd"),
+    ("-n 2 --elastic -- --local-steps 4", "--elastic is not for --local-steps"),
+    ("-n 2 --elastic -- --ring-transport mpi", "--elastic is not for --ring-transport mpi"),
 ]
 
 

@@ -1,10 +1,12 @@
 """Shares of a batch by how fast workers compute."""
 
+import itertools
+
 import torch
 
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.training.barrier import GO_ON
-from hvdtrain.training.shares import MeasuredShares
+from hvdtrain.training.shares import LockstepShares, MeasuredShares
 
 
 class Barrier:
@@ -32,3 +34,23 @@ def test_a_fast_worker_has_more_of_each_batch_from_the_agreed_step_on():
         for of, barrier in zip(shares, barriers, strict=True):
             of.after_step(barrier, step, 0.0)
     assert lengths == [[10, 10]] * 5 + [[16, 4]] * 5  # the barrier after step 2 counts from step 6 on
+
+
+def test_workers_that_are_left_share_the_same_global_batches_from_the_next_step_on():
+    whole = [share.indices for share in LockstepShares(BatchSampler(200, 20, 0, 0, 1)).after(0)]
+    for kind in (LockstepShares, lambda sampler: MeasuredShares(sampler, lag=3)):
+        shares = [kind(BatchSampler(200, 20, 0, worker, 3)) for worker in range(3)]
+        first = zip(*[itertools.islice(of.after(0), 4) for of in shares], strict=True)
+        batches = [[*one.indices, *two.indices, *three.indices] for one, two, three in first]
+        for place, of in enumerate((shares[0], shares[2])):
+            of.recut(place, 2)
+        rest = zip(shares[0].after(4), shares[2].after(4), strict=True)
+        batches += [[*one.indices, *other.indices] for one, other in rest]
+        assert batches == whole
+
+
+def test_what_was_measured_with_a_worker_that_is_lost_meanwhile_cuts_nothing():
+    shares = MeasuredShares(BatchSampler(200, 20, 0, 0, 3), lag=3)
+    shares.recut(0, 2)
+    shares.after_step(Barrier(torch.ones(3, 2, dtype=torch.float64)), 2, 0.0)
+    assert [share.counted for share in shares.after(0)] == [10] * 10

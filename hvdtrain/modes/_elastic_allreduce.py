@@ -1,0 +1,84 @@
+"""Horovod's ring whose workers may be lost: Horovod is stopped then, and started again among those that are there."""
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.futures import Future
+
+from hvdtrain.coordination.job import Job
+from hvdtrain.errors import Failure
+from hvdtrain.modes._elastic import Elastic
+from hvdtrain.modes._ring import Ring
+from hvdtrain.modes.allreduce import AllReduceLane
+from hvdtrain.system.deadline import or_exit
+from hvdtrain.wire import horovod
+
+GLOO_S = 10  # that Gloo waits for another rank's thread
+FORM_S = 20.0  # that Horovod may take to start: where a worker is lost meanwhile, it can wait for that for ever
+
+
+class HeldLane(AllReduceLane):
+    """Keeps the average until all workers have all of theirs."""
+
+    average: torch.Tensor
+
+    def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
+        try:
+            return super().send(gradient)
+        except Exception as error:  # Horovod has ended: backward goes on, and the step comes to nothing
+            failed: Future[torch.Tensor] = Future()
+            failed.set_exception(error)  # type: ignore[arg-type]  # torch's stub takes results alone
+            return failed
+
+    def take(self, average: torch.Tensor) -> None:
+        self.average = average
+
+    def apply(self) -> None:
+        super().take(self.average)
+
+
+class ElasticRing(Elastic, Ring):
+    def __init__(self, job: Job) -> None:
+        os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(GLOO_S)
+        self.buffers = []
+        super().__init__(job, HeldLane)
+
+    def join(self) -> str:
+        self.meet(self.job)
+        return "horovod-gloo"
+
+    def share_weights(self, model: nn.Module) -> None:
+        """All have the first worker's: the seed or a snapshot decides, and that is checked."""
+        self.buffers = list(model.buffers())
+
+    def offer(self) -> Any:
+        return socket.gethostname(), horovod.serve_rendezvous(self.world) if self.group.leads else ""
+
+    def form(self, place: int, given: Mapping[int, Any]) -> None:
+        hosts = [given[worker][0] for worker in self.members]
+        with or_exit(FORM_S, f"rank {self.world.rank}: Horovod did not start again: one more worker may be lost"):
+            horovod.join_anew(place, hosts, given[0][1] if len(hosts) > 1 else "")
+        if hasattr(self, "exchange"):
+            self.exchange.begin_again()
+
+    def abandon(self) -> None:
+        self.connections.cut()
+        if hasattr(self, "exchange"):
+            self.exchange.fail(Failure("a worker is lost"))
+
+    def wait(self) -> None:
+        problem = ""
+        try:
+            super().wait()
+        except Failure as error:
+            problem = str(error)
+            self.connections.cut()  # so that the others do not wait for this worker
+        self.take_together(problem)
+
+    def update(self) -> None:
+        for lane in self.exchange.lanes:
+            lane.apply()
