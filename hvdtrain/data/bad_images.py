@@ -12,7 +12,6 @@ from hvdtrain.data.folder import ImageFolder, scan
 from hvdtrain.data.image import digest_or_problem
 from hvdtrain.data.storage import cache_root, locked, on_all_cores
 from hvdtrain.formatting import printable
-from hvdtrain.progress_bars import count_bar
 
 NAMED = 20  # images that a manifest names
 
@@ -52,6 +51,8 @@ def _state(root: Path, paths: list[Path]) -> str:
 
 
 def _find(root: Path, paths: list[Path]) -> list[str]:
+    from hvdtrain.progress_bars import count_bar  # with rich
+
     with count_bar("looking") as progress:
         results = on_all_cores(digest_or_problem, paths, len(paths), progress)
         return [path.relative_to(root).as_posix() for path, found in results if isinstance(found, str)]

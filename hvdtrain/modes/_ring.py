@@ -195,7 +195,8 @@ class Ring(Synchroniser):
 
     def share_weights(self, model: nn.Module) -> None:
         """Give every worker the first one's."""
-        state = model.state_dict()
+        # Horovod knows no bool: its bytes, in the same memory.
+        state = {name: t.view(torch.uint8) if t.dtype == torch.bool else t for name, t in model.state_dict().items()}
         shared = {name: tensor.cpu() for name, tensor in state.items()} if self.staged else state
         hvd.broadcast_parameters(shared, root_rank=0)
         if self.staged:

@@ -10,7 +10,8 @@ from helpers.forked_jobs import fork_ranks_here
 
 from hvdtrain.checks import verify
 from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
-from hvdtrain.errors import Failure
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.hosts import Host
 
 
@@ -110,7 +111,7 @@ def test_a_policy_that_lets_workers_go_on_too_early_is_found(tmp_path, monkeypat
 def test_other_samples_are_found_whatever_the_weights_are(tmp_path, monkeypatch):
     weights = np.ones(3)
     monkeypatch.setattr(verify, "_train", lambda config, *more: (weights, config.mode))
-    monkeypatch.setattr(verify, "_initial", lambda config: (np.zeros(3), [3]))
+    monkeypatch.setattr(verify, "_initial", lambda config: (np.zeros(3), {"weight": 3}))
     [result] = compare_with_single(["allreduce"], [2], tmp_path, optimizers=["sgd"])
     assert result.distance == 0 and not result.same
     assert result.line.startswith("DIFFERS") and result.line.endswith(", other samples")
@@ -129,11 +130,13 @@ def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "t0ken")
     assert "ranks get {'MY_TOKEN': 't0ken'}" in refused("--env", "MY_TOKEN")
     with pytest.raises(Failure, match="ranks get {'MY_TOKEN'"):
-        verify._train(verify.CHECKED, 2, tmp_path / "of hosts", [Host("a", 2)], "ssh", {"MY_TOKEN": "t0ken"})
+        verify._train(verify.CHECKED, 2, tmp_path / "of hosts", [Host("a", 2)], "ssh", {"MY_TOKEN": "t0ken"}, ())
 
 
 def test_what_cannot_be_checked_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="has batch norm: that differs between workers by nature"):
+        verify._initial(RunConfig(model="vgg11_bn", width=1 / 16))
     assert "'ps-async' is not one of 'allreduce', 'ddp'" in refused("--modes", "ps-async")
     assert "--launcher is for hosts" in refused("--launcher", "mpi")
     assert "--env NOT_SET_HERE: there is no variable of this name here" in refused("--env", "NOT_SET_HERE")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.jobs import hvdtrain, steps
 from helpers.own import MODELS, TEXT, written
 from safetensors.torch import load_file
@@ -87,21 +88,22 @@ def test_it_goes_on_with_the_same_code_alone(run, tmp_path):
     assert done.returncode == 0 and "going on after step 8" in done.stdout, done.stdout
 
 
-def test_servers_train_what_reads_weights_early_and_has_integers(tmp_path):
+def test_what_reads_weights_early_shares_them_or_has_integers_is_trained(tmp_path):
     mine = written(tmp_path, MODELS + TEXT)
     rows = mine.read_text().replace("torch.randint(0, 50, (300, 12), generator=g)", "torch.rand(300, 12, generator=g)")
     mine.write_text(rows.replace("x < 10", "x < 0.2"))
-    for number, name in enumerate(("attention", "integers", "shared")):
-        out = tmp_path / name
+    for name, mode, wait_for in (
+        ("attention", "ps-sync", "step"), ("shared", "ps-sync", "layer"), ("integers", "allreduce", "step"),
+    ):  # fmt: skip
+        out, servers = tmp_path / name, ("--servers", "1") if mode == "ps-sync" else ()
         done = hvdtrain(
-            "train", "--mode", "ps-sync", "--servers", "1", *LENGTH, "--model", f"{mine}:{name}",
-            "--dataset", f"{mine}:data", "--out", out, ranks=2,
+            "train", "--mode", mode, *servers, *LENGTH, "--model", f"{mine}:{name}", "--dataset", f"{mine}:data",
+            "--out", out, ranks=2,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
-        wait_for = json.loads((out / "manifest.json").read_text())["wait_for"]
-        assert wait_for == ("step" if number == 0 else "layer")
+        assert json.loads((out / "manifest.json").read_text())["wait_for"] == wait_for
         weights = load_file(out / "snapshots/final.safetensors")
-        assert "calls" not in weights or int(weights["calls"]) == 7
+        assert name != "integers" or (int(weights["calls"]) == 7 and weights["mask"].dtype == torch.bool)
 
 
 def test_config_toml_names_a_file_from_any_folder(run):
