@@ -138,10 +138,11 @@ def slice_(folder: Path) -> dict[str, Callable[[], float]]:
 
 def loader(folder: Path) -> dict[str, Callable[[], float]]:
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import datasets
     import torch
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
+
+    import datasets
 
     loaders.CACHE_BYTES = 0
     images, side, batch = 1200, 224, 32
