@@ -275,7 +275,3 @@ class ParquetImages(ManyImages):
 
     def image_bytes(self) -> int:
         return sum(self.groups.files[file].groups[group].unpacked for file, group in self.places)
-
-    def some(self, count: int) -> list[ParquetImage]:
-        """The first in the file, so that few row groups are read."""
-        return [ParquetImage(self, row) for row in range(min(count, len(self)))]
