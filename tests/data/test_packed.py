@@ -418,13 +418,14 @@ def test_in_blocks_each_row_group_comes_once_and_few_are_kept(out, monkeypatch):
     with serving(contents_of(out)) as server:
         dataset = find_dataset(server.url)
         monkeypatch.setattr("hvdtrain.data.loader.CACHE_BYTES", 0)
-        sizes = [dataset.train.groups._size(place) for place in dataset.train.places]
+        groups = dataset.train.groups
+        sizes = [groups.files[file].groups[group].unpacked for file, group in dataset.train.places]
         monkeypatch.setattr(row_groups, "KEPT_BYTES", 6 * max(sizes))
         before, most = len(server.asked), 0
         plan = BatchSampler(24, 4, seed=3, worker=0, workers=1, block=IN_A_GROUP)
         for share in plan.epoch(1):
             contents(dataset.train[index] for index in share.indices)
-            most = max(most, dataset.train.groups.kept_bytes)
+            most = max(most, sum(groups.sizes.values()))
         assert len(server.asked) - before < 2 * len(sizes)  # each once, or a few of them twice
         assert max(sizes) < most <= 6 * max(sizes)
 
