@@ -240,17 +240,21 @@ def test_a_spoiled_footer_is_read_or_is_a_line(out):
 
 
 def theirs(folder, part="train", features=True, names=("a", "b"), rows=2, compression="snappy", **columns):
-    """Write a file of four images, with these columns in place of those that are right."""
+    """Write a file of four images, with these columns in place of those that are right; with a dictionary too where it
+    is compressed.
+    """
     png = archives.picture(1, (40, 36))
     right = {
         "image": pa.array([{"bytes": png}] * 4, pa.struct({"bytes": pa.binary()})), "label": pa.array([0, 1, 0, 1])
     }  # fmt: skip
     table = {name: column for name, column in (right | columns).items() if column is not None}
-    kinds = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+    image, label = {"_type": "Image"}, {"_type": "ClassLabel", "names": names}
+    kinds = {"image": image, "img": image, "label": label, "fine": label}
     told = {"info": {"features": {name: kinds[name] for name in table}}}
     (folder / "data").mkdir(parents=True, exist_ok=True)
     written = pa.table(table).replace_schema_metadata({"huggingface": json.dumps(told)} if features else None)
-    pq.write_table(written, folder / "data" / f"{part}.parquet", row_group_size=rows, compression=compression)
+    options = {"row_group_size": rows, "compression": compression, "use_dictionary": compression != "none"}
+    pq.write_table(written, folder / "data" / f"{part}.parquet", **options)
     return folder
 
 
@@ -268,6 +272,32 @@ def test_what_others_write_is_read(compression, tmp_path):
     assert len(find_dataset(str(tmp_path)).test) == 4
     theirs(tmp_path, "test", label=pa.array([-1] * 4))
     assert find_dataset(str(tmp_path)).test == ()
+
+
+def test_columns_are_known_by_their_kinds_whatever_they_are_called(tmp_path):
+    png = archives.picture(2, (40, 36))
+    columns = {
+        "image": None, "img": pa.array([{"bytes": png}] * 4, pa.struct({"bytes": pa.binary()})),
+        "label": None, "fine": pa.array([1, 1, 0, 1]),
+    }  # fmt: skip
+    theirs(tmp_path, **columns), theirs(tmp_path, "val", **columns)
+    assert contents(find_dataset(str(tmp_path)).validation) == [(png, 1), (png, 1), (png, 0), (png, 1)]
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_of_a_row_group_on_a_disk_that_is_not_compressed_images_are_read_one_by_one(compression, tmp_path, monkeypatch):
+    """Some have pages of their own, and some share one."""
+    noise = np.random.default_rng(0)
+    images = [noise.bytes(size) for size in (1_100_000, 1_100_000, 1_100_000, 9, 5)] + [b"x", b"x"]
+    image = pa.array([{"bytes": one} for one in images], pa.struct({"bytes": pa.binary()}))
+    label = pa.array([0, 1] * 3 + [0])
+    theirs(tmp_path, image=image, label=label, rows=7, compression=compression)
+    theirs(tmp_path, "val", image=image, label=label, rows=7, compression=compression)
+    dataset = find_dataset(str(tmp_path))
+    assert contents(dataset.validation) == list(zip(images, label.to_pylist(), strict=True))
+    monkeypatch.setattr(row_groups.ParquetFile, "read", None)
+    assert [one for one, _ in contents(dataset.validation)] == images
+    assert bool(dataset.validation.groups.sizes) == (compression == "snappy")
 
 
 def test_without_features_columns_are_known_by_name_and_classes_by_number(tmp_path):
