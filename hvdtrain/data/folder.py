@@ -55,11 +55,6 @@ class ManyImages(Sequence[tuple[Any, int]]):
         """How many bytes all images have, encoded."""
         raise NotImplementedError
 
-    def some(self, count: int) -> list[Any]:
-        """So many images, or all, that stand for all: evenly over them."""
-        count = min(count, len(self))
-        return [self[i * len(self) // count][0] for i in range(count)]
-
 
 class Files(ManyImages):
     """The images of one part of a folder, by class and file name: (path, index of its class) each.

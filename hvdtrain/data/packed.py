@@ -210,14 +210,14 @@ def _open(filesystem: Any, path: str) -> Opened:
         groups = row_groups(footer, columns.image, columns.label, size - len(footer))
         file = ParquetFile(filesystem, path, size, metadata, columns.image, groups)
         reader = pq.ParquetFile(RangeFile(filesystem, path, size), metadata=metadata)
-        column = reader.read([columns.label], use_threads=False).column(0)
+        column = reader.read([columns.label], use_threads=False).column(0).cast(pa.int64())
         rows = sum(group.rows for group in groups)
         if column.null_count or len(column) != rows:
             raise ValueError(f"{len(column) - column.null_count:,} labels of {rows:,} rows")
         packing = (schema.metadata or {}).get(b"hvdtrain")
         return Opened(
             file, footer, columns, msgspec.json.decode(packing, type=Packing) if packing else None,
-            column.to_numpy().astype(np.int64),
+            np.concatenate([np.zeros(0, np.int64), *map(np.from_dlpack, column.chunks)]),  # to_numpy imports pandas
         )  # fmt: skip
     except Exception as error:  # of fsspec's file systems each raises its own, and so does pyarrow
         reason = " ".join(str(error).split())[:200] or type(error).__name__

@@ -89,7 +89,7 @@ class ParquetFile:
 
         group = self.groups[number]
         # A dictionary can have one long image stand for each row: no more is unpacked at a time than may be in all.
-        batch_rows = group.rows if group.is_plain else max(1, MAX_GROUP_BYTES // max(1, group.unpacked))
+        batch_rows = max(1, MAX_GROUP_BYTES // max(1, group.size, group.unpacked))
         reader = pq.ParquetFile(source, metadata=self.metadata, memory_map=True, page_checksum_verification=True)
         batches, unpacked = [], 0
         for batch in reader.iter_batches(
@@ -118,7 +118,7 @@ class RowGroups:
         self.files, self.cache = files, cache
         self.lock, self.reading = threading.Lock(), threading.Semaphore(AT_ONCE)
         self.kept: OrderedDict[tuple[int, int], Future[Any]] = OrderedDict()
-        self.kept_bytes = 0
+        self.sizes: dict[tuple[int, int], int] = {}  # of those of them that have been read
         self.places: dict[tuple[int, int], tuple[Path, np.ndarray]] = {}
 
     def image(self, file: int, group: int, row: int) -> bytes:
@@ -140,12 +140,7 @@ class RowGroups:
         key = file, group
         with self.lock:
             is_mine = key not in self.kept
-            if is_mine:
-                self.kept[key] = Future()
-                self.kept_bytes += self._size(key)
-                while self.kept_bytes > KEPT_BYTES and len(self.kept) > 1:
-                    self._forget(next(iter(self.kept)))
-            found = self.kept[key]
+            found = self.kept.setdefault(key, Future())
             self.kept.move_to_end(key)
         if is_mine:
             try:
@@ -153,17 +148,19 @@ class RowGroups:
                     found.set_result(self._read(file, group))
             except BaseException as error:
                 found.set_exception(error)
-            if found.exception() or key in self.places:
-                with self.lock:
-                    self._forget(key)
+            self._keep(key, found)
         return found.result()
 
-    def _forget(self, key: tuple[int, int]) -> None:
-        if self.kept.pop(key, None):
-            self.kept_bytes -= self._size(key)
-
-    def _size(self, key: tuple[int, int]) -> int:
-        return self.files[key[0]].groups[key[1]].unpacked
+    def _keep(self, key: tuple[int, int], found: Future[Any]) -> None:
+        """What was read, in place of what was not asked for longest."""
+        with self.lock:
+            if found.exception() or key in self.places:
+                del self.kept[key]
+                return
+            self.sizes[key] = found.result().nbytes
+            while sum(self.sizes.values()) > KEPT_BYTES and len(self.sizes) > 1:
+                oldest = next(key for key in self.kept if key in self.sizes)
+                del self.kept[oldest], self.sizes[oldest]
 
     def _local(self, number: int) -> Path | None:
         """Where a file is on this host. It is downloaded where it is to be kept."""
@@ -275,7 +272,3 @@ class ParquetImages(ManyImages):
 
     def image_bytes(self) -> int:
         return sum(self.groups.files[file].groups[group].unpacked for file, group in self.places)
-
-    def some(self, count: int) -> list[ParquetImage]:
-        """The first in the file, so that few row groups are read."""
-        return [ParquetImage(self, row) for row in range(min(count, len(self)))]

@@ -85,6 +85,10 @@ def contents(samples):
     return [(image.read_bytes(), label) for image, label in samples]
 
 
+def first_row(dataset):
+    return dataset.train[packing_order(len(dataset.train))[0]][0]
+
+
 def refused(url):
     """What is said of a data set that cannot be."""
     with pytest.raises(UsageError) as refusal:
@@ -236,17 +240,21 @@ def test_a_spoiled_footer_is_read_or_is_a_line(out):
 
 
 def theirs(folder, part="train", features=True, names=("a", "b"), rows=2, compression="snappy", **columns):
-    """Write a file of four images, with these columns in place of those that are right."""
+    """Write a file of four images, with these columns in place of those that are right; with a dictionary too where it
+    is compressed.
+    """
     png = archives.picture(1, (40, 36))
     right = {
         "image": pa.array([{"bytes": png}] * 4, pa.struct({"bytes": pa.binary()})), "label": pa.array([0, 1, 0, 1])
     }  # fmt: skip
     table = {name: column for name, column in (right | columns).items() if column is not None}
-    kinds = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+    image, label = {"_type": "Image"}, {"_type": "ClassLabel", "names": names}
+    kinds = {"image": image, "img": image, "label": label, "fine": label}
     told = {"info": {"features": {name: kinds[name] for name in table}}}
     (folder / "data").mkdir(parents=True, exist_ok=True)
     written = pa.table(table).replace_schema_metadata({"huggingface": json.dumps(told)} if features else None)
-    pq.write_table(written, folder / "data" / f"{part}.parquet", row_group_size=rows, compression=compression)
+    options = {"row_group_size": rows, "compression": compression, "use_dictionary": compression != "none"}
+    pq.write_table(written, folder / "data" / f"{part}.parquet", **options)
     return folder
 
 
@@ -264,6 +272,32 @@ def test_what_others_write_is_read(compression, tmp_path):
     assert len(find_dataset(str(tmp_path)).test) == 4
     theirs(tmp_path, "test", label=pa.array([-1] * 4))
     assert find_dataset(str(tmp_path)).test == ()
+
+
+def test_columns_are_known_by_their_kinds_whatever_they_are_called(tmp_path):
+    png = archives.picture(2, (40, 36))
+    columns = {
+        "image": None, "img": pa.array([{"bytes": png}] * 4, pa.struct({"bytes": pa.binary()})),
+        "label": None, "fine": pa.array([1, 1, 0, 1]),
+    }  # fmt: skip
+    theirs(tmp_path, **columns), theirs(tmp_path, "val", **columns)
+    assert contents(find_dataset(str(tmp_path)).validation) == [(png, 1), (png, 1), (png, 0), (png, 1)]
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_of_a_row_group_on_a_disk_that_is_not_compressed_images_are_read_one_by_one(compression, tmp_path, monkeypatch):
+    """Some have pages of their own, and some share one."""
+    noise = np.random.default_rng(0)
+    images = [noise.bytes(size) for size in (1_100_000, 1_100_000, 1_100_000, 9, 5)] + [b"x", b"x"]
+    image = pa.array([{"bytes": one} for one in images], pa.struct({"bytes": pa.binary()}))
+    label = pa.array([0, 1] * 3 + [0])
+    theirs(tmp_path, image=image, label=label, rows=7, compression=compression)
+    theirs(tmp_path, "val", image=image, label=label, rows=7, compression=compression)
+    dataset = find_dataset(str(tmp_path))
+    assert contents(dataset.validation) == list(zip(images, label.to_pylist(), strict=True))
+    monkeypatch.setattr(row_groups.ParquetFile, "read", None)
+    assert [one for one, _ in contents(dataset.validation)] == images
+    assert bool(dataset.validation.groups.sizes) == (compression == "snappy")
 
 
 def test_without_features_columns_are_known_by_name_and_classes_by_number(tmp_path):
@@ -322,7 +356,7 @@ def test_columns_that_cannot_be_are_refused(columns, why, tmp_path):
 def test_an_image_that_is_missing_is_told_when_it_is_read(tmp_path):
     theirs(tmp_path, image=NULLS), theirs(tmp_path, "validation")
     with pytest.raises(Failure, match="cannot read image . of row group 0 of .*: 1 images in a row group of 2"):
-        find_dataset(str(tmp_path)).train.some(1)[0].read_bytes()
+        first_row(find_dataset(str(tmp_path))).read_bytes()
 
 
 def varint(number):
@@ -368,7 +402,7 @@ def test_one_long_image_that_stands_for_many_rows_is_not_unpacked(tmp_path, monk
     theirs(tmp_path, image=image, label=pa.array([0, 1] * 200), rows=400), theirs(tmp_path, "validation")
     monkeypatch.setattr(row_groups, "MAX_GROUP_BYTES", 2**22)
     with pytest.raises(Failure, match="more than 4,194,304 bytes of images in a row group"):
-        find_dataset(str(tmp_path)).train.some(1)[0].read_bytes()
+        first_row(find_dataset(str(tmp_path))).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -414,13 +448,14 @@ def test_in_blocks_each_row_group_comes_once_and_few_are_kept(out, monkeypatch):
     with serving(contents_of(out)) as server:
         dataset = find_dataset(server.url)
         monkeypatch.setattr("hvdtrain.data.loader.CACHE_BYTES", 0)
-        sizes = [dataset.train.groups._size(place) for place in dataset.train.places]
+        groups = dataset.train.groups
+        sizes = [groups.files[file].groups[group].unpacked for file, group in dataset.train.places]
         monkeypatch.setattr(row_groups, "KEPT_BYTES", 6 * max(sizes))
         before, most = len(server.asked), 0
         plan = BatchSampler(24, 4, seed=3, worker=0, workers=1, block=IN_A_GROUP)
         for share in plan.epoch(1):
             contents(dataset.train[index] for index in share.indices)
-            most = max(most, dataset.train.groups.kept_bytes)
+            most = max(most, sum(groups.sizes.values()))
         assert len(server.asked) - before < 2 * len(sizes)  # each once, or a few of them twice
         assert max(sizes) < most <= 6 * max(sizes)
 
@@ -454,7 +489,7 @@ def test_no_more_of_a_file_is_kept_than_it_had_at_the_start(out, tmp_path):
         dataset = find_dataset(f"simplecache::{server.url}")
         server.files = {name: content + bytes(50_000_000) for name, content in server.files.items()}
         with pytest.raises(Failure, match=r"cannot read image 0 .*\.parquet: more than [\d,]+ bytes come$"):
-            dataset.train.some(1)[0].read_bytes()
+            first_row(dataset).read_bytes()
         assert server.sent < 40_000_000
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "lock" not in path.name] == []
 
