@@ -179,18 +179,23 @@ def compare(
         return None
     images, record.samples = _look([run.config for run in contenders])
     margins = Margins(margin, accuracy_margin)
-    resume = f"the same command with --out {shlex.quote(str(folder))}"
     with claimed(folder):
         record.ask({"images": images})
-        try:
-            failed = job.run(secrets, margins, until_sure)
-        except (KeyboardInterrupt, SystemExit):
-            click.echo(f"finished runs stay: {resume} goes on", err=True)
-            raise
-        content = None
-        if find_finished(folder):
-            content = print_report(find_runs([folder]), _published(preset), margins)
-            draw_report(content, folder, folded=told(folder))
+        return _run(job, preset, secrets, margins, until_sure)
+
+
+def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins, until_sure: bool) -> "Content | None":
+    """Do the runs, and report; Failure where some failed."""
+    folder, content = job.folder, None
+    resume = f"the same command with --out {shlex.quote(str(folder))}"
+    try:
+        failed = job.run(secrets, margins, until_sure)
+    except (KeyboardInterrupt, SystemExit):
+        click.echo(f"finished runs stay: {resume} goes on", err=True)
+        raise
+    if find_finished(folder):
+        content = print_report(find_runs([folder]), _published(preset), margins)
+        draw_report(content, folder, folded=told(folder))
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{resume} tries them again")  # fmt: skip
