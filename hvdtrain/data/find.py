@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from hvdtrain.config import recipes
-from hvdtrain.data import packed
 from hvdtrain.data.bad_images import without_bad
 from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, has_classes, scan
@@ -34,8 +33,10 @@ def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
         from hvdtrain.data.own import own_data  # imports torch
 
         return own_data(dataset)
+    from hvdtrain.data.packed import is_packed  # imports numpy
+
     folder = locate_folder(dataset)
-    if packed.is_packed(folder) and not has_classes(folder):
+    if is_packed(folder) and not has_classes(folder):
         return _packed(str(folder), skip_bad)
     images = scan(folder)
     return without_bad(images) if skip_bad else images
@@ -44,6 +45,8 @@ def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
 def _packed(url: str, skip_bad: bool) -> ImageFolder:
     if skip_bad:
         raise UsageError("--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with")
+    from hvdtrain.data import packed
+
     return packed.read(url)
 
 

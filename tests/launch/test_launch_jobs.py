@@ -79,7 +79,7 @@ def test_no_code_of_the_current_folder_runs(words, tmp_path):
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
     assert "No module" not in done.stdout
     if "launch" in words:
-        assert done.returncode == 2 and "has no folder TrainData" in done.stdout.splitlines()[-1], done.stdout
+        assert done.returncode == 2 and "has no folder train" in done.stdout.splitlines()[-1], done.stdout
 
 
 def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_others(tmp_path):
