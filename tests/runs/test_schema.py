@@ -36,7 +36,11 @@ def test_the_writers_write_what_the_schema_has():
     # Beside what these functions return, rank/results.py adds some; the last are not in every version.
     more = {"dataset_hash", "train_samples", "validation_samples", "classes", "image_size", "initial_weights", "parts"}
     more |= {"model_hash", "batch_norm", "dropout_layers"}
-    of_manifest = {*runs_manifest.AS_ASKED, *written(runs_manifest, "manifest")}
+    of_manifest = {
+        *runs_manifest.AS_ASKED,
+        *written(runs_manifest, "manifest"),
+        *written(runs_manifest, "_options_taken"),
+    }
     assert names(Manifest) <= of_manifest | more
     of_summary = set().union(*(written(rank_summary, name) for name in ("summarise", "_of_steps", "_of_rounds")))
     assert names(Summary) <= of_summary | {"test_loss", "test_accuracy", "setup_s", "load"}
