@@ -3,16 +3,21 @@
 import dataclasses
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hvdtrain.config.command_line import TRUST
 from hvdtrain.config.option_types import Folder
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.evaluate import files
 from hvdtrain.runs.request import check, check_trusted, check_url, config_of
 from hvdtrain.system.memory import importing
 from hvdtrain.system.own_code import is_code
+
+if TYPE_CHECKING:
+    from hvdtrain.data.folder import ImageFolder
 
 
 @click.command()
@@ -54,15 +59,8 @@ def evaluate(run: Path, dataset: str, model: str, trust_model: bool, split: str,
     files.check_out(out)
     if config.device == "cuda":  # it may have been trained on another machine
         config = dataclasses.replace(config, device="auto")
-    from hvdtrain.data.find import find_dataset
-
     name = dataset or config.dataset
-    if is_code(name) != is_code(config.dataset):
-        raise UsageError(f"{run} was trained on {config.dataset}: your own data and images are not tested by one model")
-    trained_on, data = (find_dataset(each, config.skip_bad) for each in (config.dataset, name))
-    if trained_on.classes != data.classes:
-        known, given = ", ".join(trained_on.classes), ", ".join(data.classes)
-        raise UsageError(f"the model knows the classes {known}; {dataset} has {given}")
+    trained_on, data = _data(run, config, name)
     samples = data.test if split == "test" else data.validation
     if not samples:
         raise UsageError(f"the data set {name} has no test images: use --split validation")
@@ -91,6 +89,19 @@ def evaluate(run: Path, dataset: str, model: str, trust_model: bool, split: str,
     top5 = "no top-5 of so few classes" if predictions.top5 is None else f"top-5 {predictions.top5:.4f}"
     click.echo(f"{images}: loss {predictions.loss:.4f}, top-1 accuracy {predictions.top1:.4f}, {top5}")
     click.echo(f"wrote {out}: {len(predictions.mistakes)} mistakes in {files.MISTAKES}, the surest first")
+
+
+def _data(run: Path, config: RunConfig, name: str) -> "tuple[ImageFolder, ImageFolder]":
+    """The data set that the run was trained on, and the one that is asked for. UsageError where its classes differ."""
+    from hvdtrain.data.find import find_dataset
+
+    if is_code(name) != is_code(config.dataset):
+        raise UsageError(f"{run} was trained on {config.dataset}: your own data and images are not tested by one model")
+    trained_on, data = (find_dataset(each, config.skip_bad) for each in (config.dataset, name))
+    if trained_on.classes != data.classes:
+        known, given = ", ".join(trained_on.classes), ", ".join(data.classes)
+        raise UsageError(f"the model knows the classes {known}; {name} has {given}")
+    return trained_on, data
 
 
 def _weights(run: Path, save: str) -> Path:
