@@ -46,7 +46,7 @@ def leave_out(contenders: Sequence[Planned], record: Record, rivalry: Rivalry = 
     for rivals in _rivals([run for run in contenders if record.speed(run)], rivalry):
         best = max(rivals, key=record.speed)
         for run in rivals:
-            twins = [other for other in rivals if dataclasses.replace(other.config, wire=run.config.wire) == run.config]
+            twins = [other for other in rivals if but_for_the_wire(other) == but_for_the_wire(run)]
             twin = max(twins, key=record.speed)
             known = record.contenders[run.contender]
             ahead = twin if twin is not run else best if record.speed(run) < FAR_BEHIND * record.speed(best) else None

@@ -20,12 +20,17 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of
 
 TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"  # as `data build` calls them
+# Hugging Face's words for parts (datasets.data_files).
+PART_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}  # fmt: skip
 # What a part's folder may be called, in any case: as `data build` does, or as Hugging Face's imagefolder takes it.
 PART_NAMES = {
-    TRAIN: ("traindata", "train", "training"),
-    VALIDATION: ("validationdata", "val", "validation", "valid", "dev"),
-    TEST: ("testdata", "test", "testing", "eval", "evaluation"),
-}  # fmt: skip
+    folder: (folder.lower(), *words)
+    for folder, words in zip((TRAIN, VALIDATION, TEST), PART_WORDS.values(), strict=True)
+}
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
 SHAPE = f"images belong in train/<class>/ and val/<class>/, or {TRAIN}/ and {VALIDATION}/"
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # imagefolder's labels beside images

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from hvdtrain.data.folder import ImageFolder, usable_size
+from hvdtrain.data.folder import PART_WORDS, ImageFolder, usable_size
 from hvdtrain.data.parquet_footer import row_groups
 from hvdtrain.data.row_groups import ParquetFile, ParquetImages, RangeFile, RowGroups
 from hvdtrain.data.selection import PARTS
@@ -30,12 +30,8 @@ from hvdtrain.formatting import some_of
 CACHED = "simplecache::"  # fsspec's prefix for URLs to cache. We do that ourselves: fsspec's is not safe with threads
 DEPTH = 2  # folders below the URL in which files are looked for, its own included
 SUFFIX = ".parquet"
-# Hugging Face's words for parts (datasets.data_files), whole words in the names of files or of their folders.
-WORDS = {
-    "train": "train", "training": "train",
-    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
-    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
-}  # fmt: skip
+# Of parts: whole words in the names of files or of their folders.
+WORDS = {word: part for part, words in PART_WORDS.items() for word in words}
 WORD = re.compile(rf"(?<![^-._ 0-9/])({'|'.join(WORDS)})(?![^-._ 0-9/])")
 NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 OPENED = 32  # files that are opened at a time: over a network each waits for the server most of the time

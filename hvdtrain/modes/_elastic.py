@@ -14,10 +14,10 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.synchroniser import RingBroken, Synchroniser, ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.modes._elastic_group import ElasticGroup
+from hvdtrain.numerics.split import DIGESTS
 from hvdtrain.system.connections import OwnConnections
 
 TRIES = 3  # to form a ring, or to take a step, while nobody is lost
-DIGESTS = 2**48  # see runs.metrics.Tally.digest
 
 
 class Elastic(Synchroniser):

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+DIGESTS = 2**48  # digests of the parts of a batch add up modulo this: see training.step.digest
+
 
 def even_range(total: int, index: int, parts: int) -> range:
     """The contiguous range of `total` things that is number `index` of `parts`; lengths differ by at most one."""

@@ -55,7 +55,7 @@ def calibrate(
     from hvdtrain.rank.work import image_side
 
     classes, side = len(data.classes), image_side(config, data)
-    computing = profile.profile(config, batch, data, PROFILE_S)
+    computing = profile.profile(config, batch, data, side, PROFILE_S)
     parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
     missing = [kind for kind in probe.OF_KIND if (kind, probe.LARGE) not in measured]
     made = Calibration(

@@ -18,7 +18,7 @@ from hvdtrain.data.loader import example
 from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.planning.calibration import LayerCost, Quantity
-from hvdtrain.rank.work import image_side, initial_model, trial_inputs
+from hvdtrain.rank.work import initial_model, trial_inputs
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
 VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
@@ -68,14 +68,17 @@ class _Stamps:
         self.gradients[number] = _now()
 
 
-def profile(config: RunConfig, batch: int, data: ImageFolder, budget_s: float) -> dict[str, Any]:
+def profile(config: RunConfig, batch: int, data: ImageFolder, side: int, budget_s: float) -> dict[str, Any]:
     """Measure a model's layers with one worker's batch, for about so long: what a Calibration says of computing.
 
     A batch that would take too long is measured smaller, and computing taken to grow in proportion.
+
+    Args:
+        side: of the images, in pixels.
     """
     model = initial_model(config, len(data.classes), trial_inputs(config, data))
     model.train()
-    samples = example(data.train, image_side(config, data), batch)
+    samples = example(data.train, side, batch)
     stamps = _Stamps(model)
     small = max(1, batch // 4)
     began = time.perf_counter()

@@ -100,12 +100,12 @@ class Content:
         folded: Mapping[str, Sequence[str]] | None = None,
     ) -> str:
         """report.md, which shows the plots from plots/: the answer, what it rests on, and a block to paste."""
-        left_out = [*self.omitted, *notes]
+        left_out, screen = [*self.omitted, *notes], self.first_screen()
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
         equal = words_table("", ["field", "value", "equal in", "why it has to be equal"], self.equal)
         parts = [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
-            self.first_screen(),
+            screen,
             *map(page.plot, plots[:UNFOLDED]),
             "## What it costs",
             markdown(self.costs),
@@ -117,7 +117,7 @@ class Content:
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
             page.details("Machine and versions", _machine(self.runs[0][1])),
             "## To paste",
-            "\n".join(["````markdown", self.first_screen(), "````"]),
+            "\n".join(["````markdown", screen, "````"]),
         ]
         return "\n\n".join(filter(None, parts)) + "\n"
 

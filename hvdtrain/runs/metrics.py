@@ -14,6 +14,7 @@ from hvdtrain.config.untrusted import parse_json
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.numerics.durations import BINS, bin_of
+from hvdtrain.numerics.split import DIGESTS
 from hvdtrain.runs.live import WARM_UP, metrics_file
 from hvdtrain.system.appending import AppendedFile
 from hvdtrain.wire.messages import PushStatus
@@ -62,7 +63,7 @@ class Tally:
             name: [*map(sum, zip(*values, strict=True))] if isinstance(values[0], list) else sum(values)
             for name, values in columns.items()
         }
-        return cls(**sums | {"digest": sums["digest"] % 2**48, "stale_max": max(columns["stale_max"])})
+        return cls(**sums | {"digest": sums["digest"] % DIGESTS, "stale_max": max(columns["stale_max"])})
 
 
 class StepLines:
@@ -187,7 +188,7 @@ class Recorder:
         """
         tally, samples = self.tally, row["samples"]
         tally.steps += 1
-        tally.digest = (tally.digest + digest) % 2**48
+        tally.digest = (tally.digest + digest) % DIGESTS
         self.spend(seconds)
         self.samples += samples
         duration = sum(seconds.values())

@@ -52,7 +52,7 @@ def link_seconds(run: Run, more_servers: Sequence[str] = ()) -> list[list[float]
     unknown = kind.mode not in modes.names() or kind.mode == "single" or set(range(ranks)) - set(home)
     if unknown or not weights or not each or not manifest.global_batch or not fastest:
         return []
-    size = each * weights / (run.local_steps)
+    size = each * weights / run.local_steps
     workers = [home[rank] for rank in range(kind.servers, ranks)]
     servers = [*(home[rank] for rank in range(kind.servers)), *more_servers]
     if servers:  # the push of a worker's gradients, and the weights that come back

@@ -17,7 +17,7 @@ from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import lr_at
 from hvdtrain.numerics.precision import autocast
 from hvdtrain.numerics.slowdown import Slowdown
-from hvdtrain.numerics.split import even_range
+from hvdtrain.numerics.split import DIGESTS, even_range
 from hvdtrain.training.evaluation import average_buffers
 from hvdtrain.training.feed import Normalise
 
@@ -181,4 +181,4 @@ def digest(share: Share) -> int:
     # linear: sums would stay the same when samples change places.
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return int(((x ^ x >> np.uint64(31)) >> np.uint64(16)).sum()) % 2**48
+    return int(((x ^ x >> np.uint64(31)) >> np.uint64(16)).sum()) % DIGESTS
