@@ -96,9 +96,10 @@ class RunConfig:
         click.Choice(["none", "sqrt", "linear"]),
     )  # fmt: skip
     schedule: str = option(
-        "cosine", "The learning rate is `constant`; falls as a `cosine` to nearly 0 at the last step (with "
-        "--time-budget it is constant); or is multiplied by --step-factor at each `step`, every --step-epochs.",
-        click.Choice(["cosine", "constant", "step"]),
+        "auto", "The learning rate is `constant`; falls as a `cosine` to nearly 0 at the last step (with --time-budget "
+        "it is constant); or is multiplied by --step-factor at each `step`, every --step-epochs. `auto` is cosine over "
+        "epochs, and constant with --steps, so that --resume may add some.",
+        click.Choice(["auto", "cosine", "constant", "step"]),
     )  # fmt: skip
     step_epochs: int = option(30, "For --schedule step: epochs between its steps.", click.IntRange(1))
     step_factor: float = option(
@@ -285,6 +286,11 @@ class RunConfig:
     def saves(self, model: str) -> bool:
         """Whether the `best` or the `final` model is kept."""
         return not self.sprint and self.save in (model, "all")
+
+    @property
+    def falls_as_cosine(self) -> bool:
+        """Whether the learning rate does where the number of steps is known; `auto` is decided."""
+        return self.schedule == "cosine" or (self.schedule == "auto" and not self.steps)
 
     @property
     def can_look_ahead(self) -> bool:

@@ -179,10 +179,10 @@ def schedule(config: RunConfig, steps: int | None) -> str:
     """How lr_at goes on over so many steps, in words: equal words, equal learning rates."""
     if config.schedule == "step":
         how = f"times {config.step_factor:g} every {config.step_epochs} epochs"
-    elif config.schedule == "constant" or steps is None:
-        how = "constant"
+    elif config.falls_as_cosine and steps:
+        how = f"cosine over {steps} steps"
     else:
-        how = f"{config.schedule} over {steps} steps"
+        how = "constant"
     return f"{how}, warm-up over {config.warmup}" if config.warmup else how
 
 
@@ -195,6 +195,6 @@ def lr_at(config: RunConfig, step: int, epoch: int, steps: int | None) -> float:
     warm = min(1.0, step / config.warmup) if config.warmup else 1.0
     if config.schedule == "step":
         return warm * config.lr * config.step_factor ** ((epoch - 1) // config.step_epochs)
-    if config.schedule == "constant" or steps is None:
-        return warm * config.lr
-    return warm * config.lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+    if config.falls_as_cosine and steps:
+        return warm * config.lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+    return warm * config.lr

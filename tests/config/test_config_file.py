@@ -31,7 +31,7 @@ FIELDS = dataclasses.fields(RunConfig)
         ("lr = " + "9" * 400, "config.toml: lr: int too large"),
         ("time_budget = -5.0", "config.toml: time_budget: '-5.0' is not a duration"),
         ("timeout = nan", "config.toml: timeout: 'nan' is not a duration"),
-        ('schedule = "linear"', "config.toml: schedule: 'linear' is not one of 'cosine', 'constant'"),
+        ('schedule = "linear"', "config.toml: schedule: 'linear' is not one of 'auto', 'cosine', 'constant'"),
     ],
     ids=lambda value: str(value[:20]),
 )

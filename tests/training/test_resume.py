@@ -147,7 +147,7 @@ def test_resume_of_what_has_finished_or_not_begun(tmp_path):
     again = run("forked", 1, *short, "--resume", "--out", str(out))
     assert again.returncode == 0 and "there is nothing left to do" in again.stdout
     longer = run("forked", 1, "--resume", "--steps", "6", "--schedule", "constant", "--out", str(out))
-    assert longer.returncode == 2 and "schedule was 'cosine', not 'constant'" in longer.stdout
+    assert longer.returncode == 2 and "schedule was 'auto', not 'constant'" in longer.stdout
     longer = run("forked", 1, "--resume", "--steps", "6", "--out", str(out))
     assert longer.returncode == 0 and summary(out)["steps"] == 6
     nowhere = run("forked", 1, "--resume")
