@@ -13,7 +13,7 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import Numbers, Several
+from hvdtrain.config.option_types import NUMBERS, Several
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -55,7 +55,7 @@ SERVERS, BUCKET_MB = 2, 1 / 8  # nine buckets on each of two servers, whose bord
     *MODES[:2], "names", type=Several(click.Choice(CHECKED_MODES)), metavar="NAMES", default=",".join(CHECKED_MODES),
     show_default=True, help="Modes to check.",
 )  # fmt: skip
-@click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
+@click.option(*NUM_WORKERS, type=NUMBERS, default="1,2,4", show_default=True, help="Numbers of workers.")
 @click.option(
     "--wait-for", type=click.Choice(["auto", "layer", "step"]), default="auto", show_default=True,
     help="What waits for fresh weights: see train.",

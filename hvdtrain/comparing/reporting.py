@@ -91,7 +91,12 @@ def report(
     if calibration and not out:
         raise UsageError("--calibration puts a table into the pages of a report: give --out too")
     loaded = find_runs(runs)
-    tables = [_predicted(calibration, loaded)] if calibration else []
+    tables = []
+    if calibration:
+        from hvdtrain.planning.calibration import load
+        from hvdtrain.planning.check import table
+
+        tables = [table(load(calibration), loaded)]
     content = print_report(loaded, reference, Margins(margin, accuracy_margin))
     if json_file:
         try:
@@ -103,13 +108,6 @@ def report(
 
         folded = {title: lines for path in runs for title, lines in told(path).items()}
         draw_report(content, out, png, tables, folded)
-
-
-def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
-    from hvdtrain.planning.calibration import load
-    from hvdtrain.planning.check import table
-
-    return table(load(calibration), runs)
 
 
 def print_report(runs: "list[Run]", reference: str, margins: "Margins") -> "Content":

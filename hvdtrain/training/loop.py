@@ -25,7 +25,7 @@ from hvdtrain.training.feed import AHEAD, feed
 from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
-from hvdtrain.training.shares import Shares, make_shares
+from hvdtrain.training.shares import LockstepShares, make_shares
 from hvdtrain.training.sprint import Sprint
 from hvdtrain.training.step import Stepper, digest
 
@@ -77,7 +77,7 @@ def train(training: Training, loader: Batches, validation: Batches) -> list[floa
     processor = ProcessorTime(sync)
     sprint = Sprint(config.sprint, barrier, training.recorder) if config.sprint else None
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
-    if decision.over and not history.is_evaluated():
+    if decision.over and (not history.last or history.last["step"] < history.step):
         _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), shares.trained(history))
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
@@ -96,7 +96,7 @@ def train(training: Training, loader: Batches, validation: Batches) -> list[floa
 
 
 def _take_round(
-    training: Training, loader: Batches, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
+    training: Training, loader: Batches, shares: LockstepShares, barrier: StepBarrier, stepper: Stepper, timer: Timer
 ) -> Decision:
     """Train until the epoch is over, or all workers do something else; that is what they have decided."""
     sync, history, clock, decision = training.sync, training.history, stepper.clock, None
@@ -115,12 +115,15 @@ def _take_round(
     if decision or not training.job.config.sprint:  # a sprint evaluates nothing
         sync.refresh()
     clock.mark("refresh")
-    history.wall_s = _wall_time(training, clock.lap(), timer.seconds())
+    spent, elapsed = clock.lap(), timer.seconds()
+    _, rows = sync.group.all_gather([elapsed])  # those before the last worker wait for it
+    history.wall_s = rows.max().item()
+    training.recorder.spend(spent | {"barrier": spent["barrier"] + history.wall_s - elapsed})
     return decision
 
 
 def _take_steps(
-    training: Training, loader: Batches, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
+    training: Training, loader: Batches, shares: LockstepShares, barrier: StepBarrier, stepper: Stepper, timer: Timer
 ) -> Decision:
     """Take the steps of a round that are left."""
     sync, history, clock, decision = training.sync, training.history, stepper.clock, GO_ON
@@ -147,7 +150,9 @@ def _take_steps(
     return decision
 
 
-def _after_round(training: Training, validation: Batches, shares: Shares, decision: Decision, epoch: int) -> Decision:
+def _after_round(
+    training: Training, validation: Batches, shares: LockstepShares, decision: Decision, epoch: int
+) -> Decision:
     """Evaluate where the epoch or training is over, and save what is to be saved; the decision, or that it is over."""
     config, history = training.job.config, training.history
     if not decision.over and history.step % shares.sampler.steps_per_epoch:  # amid an epoch
@@ -172,19 +177,6 @@ def _state(training: Training, sampler: BatchSampler) -> dict[str, Any]:
         "history": asdict(training.history), "samples": sampler.samples, "batch_size": sampler.batch_size,
         "buffers": [buffer.cpu() for buffer in statistics(training.model)],
     }  # fmt: skip
-
-
-def _wall_time(training: Training, spent: dict[str, float], elapsed: float) -> float:
-    """Seconds of training until all workers are here, the same on each; those before the last wait for it.
-
-    Args:
-        spent: seconds of each part since the last step.
-        elapsed: seconds of training until this worker was here.
-    """
-    _, rows = training.sync.group.all_gather([elapsed])
-    last = rows.max().item()
-    training.recorder.spend(spent | {"barrier": spent["barrier"] + last - elapsed})
-    return last
 
 
 def _stepper(training: Training, sampler: BatchSampler, sample: torch.Tensor, steps: int | None) -> Stepper:

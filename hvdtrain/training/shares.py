@@ -68,7 +68,10 @@ class LockstepShares:
 
     def trained(self, history: History) -> int | None:
         """Samples that were trained since the last evaluation, by workers that are lost now too; None: see `drops`."""
-        return None if self.drops else _trained(self.sampler, history)
+        if self.drops:
+            return None
+        before = history.last["step"] if history.last else 0
+        return self.sampler.trained(history.step) - self.sampler.trained(before)
 
 
 class MeasuredShares(LockstepShares):
@@ -116,7 +119,7 @@ class MeasuredShares(LockstepShares):
         return decision
 
 
-class LeasedShares:
+class LeasedShares(LockstepShares):
     """The shares that the servers lease to this worker, each when it is ready for one. A round of them ends when those
     of the epoch have been trained, by whomever, or a worker wants a decision.
 
@@ -133,12 +136,10 @@ class LeasedShares:
     last_part = "barrier"  # from this worker's last share to the last of all
 
     def __init__(self, sampler: BatchSampler, sync: PushPull, steps: int | None, every: int) -> None:
-        self.sampler, self.sync, self.steps, self.every = sampler, sync, steps, every
+        super().__init__(sampler)
+        self.sync, self.steps, self.every = sync, steps, every
         self.reached = 0
         self._answered_at = 0.0
-
-    def recut(self, worker: int, workers: int) -> None:
-        """As in LockstepShares."""
 
     def open(self, state: Callable[[], dict[str, Any]]) -> None:
         """Before `after`, by the worker that leads: whoever joins before all are through these shares finds this."""
@@ -172,9 +173,6 @@ class LeasedShares:
         """
         return max(0.0, self._answered_at - since)
 
-    def took(self, samples: int, seconds: float) -> None:
-        """As in LockstepShares."""
-
     def after_step(self, barrier: StepBarrier, step: int, elapsed: float) -> Decision:
         """What to do after a step: nothing but to ask for the round's end, where this worker wants a decision."""
         barrier.in_round(elapsed)
@@ -185,20 +183,10 @@ class LeasedShares:
         history.step = self.reached
         return barrier.after_round(history.step, elapsed)
 
-    def trained(self, history: History) -> int | None:
-        """As in LockstepShares."""
-        return _trained(self.sampler, history)
 
-
-def _trained(sampler: BatchSampler, history: History) -> int:
-    before = history.evaluations[-1]["step"] if history.evaluations else 0
-    return sampler.trained(history.step) - sampler.trained(before)
-
-
-Shares = LockstepShares | LeasedShares
-
-
-def make_shares(config: RunConfig, sampler: BatchSampler, sync: Synchroniser, steps: int | None, ahead: int) -> Shares:
+def make_shares(
+    config: RunConfig, sampler: BatchSampler, sync: Synchroniser, steps: int | None, ahead: int
+) -> LockstepShares:
     """
     Args:
         ahead: how many shares may be read before they are trained on.
