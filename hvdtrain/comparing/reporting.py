@@ -130,7 +130,8 @@ def draw_report(
 ) -> None:  # fmt: skip
     """Write the report's files, and its plots as pictures, where folders are given for them; see write_report."""
     from hvdtrain.explaining.pictures import pictures
-    from hvdtrain.report import plots, write_png, write_report
+    from hvdtrain.plot_style import png as drawn_png
+    from hvdtrain.report import plots, write_files, write_report
 
     gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
     try:
@@ -140,7 +141,7 @@ def draw_report(
             write_report(content, drawn, notes, out, tables, folded)
             click.echo(f"report: {out / 'report.html'}")
         if png:
-            write_png(drawn, png)
+            write_files({f"{plot.name}.png": drawn_png(plot.figure) for plot in drawn}, png, f"pictures to --png {png}")
     finally:
         gc.enable()
     for note in notes:

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -143,11 +144,9 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         # Not sys.exit: leaving politely means waiting for ranks that may never come.
         os._exit(code)
 
-    def end_interrupted() -> NoReturn:
-        end(f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted", 130)
-
+    interrupted = f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted"
     try:
-        _end_when_interrupted(end_interrupted)
+        _end_when_interrupted(partial(end, interrupted, 130))
         run(terminal)
     except Terminated:
         unlock_all()
@@ -156,7 +155,7 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
             traceback.print_exc()
         if isinstance(error, KeyboardInterrupt):
-            end_interrupted()
+            end(interrupted, 130)
         said = error.strerror if isinstance(error, OSError) and not error.errno and error.strerror else str(error)
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             said = f"{error.strerror}: make room on the disk of {error.filename or folder}"

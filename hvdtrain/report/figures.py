@@ -139,7 +139,7 @@ def ratio_of_times(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Any]
     """
     import numpy as np
 
-    first, second = ({run.repeat: _spent(run) for run in whole(of)} for of in (runs, others))
+    first, second = ({run.manifest.repeat: _spent(run) for run in whole(of)} for of in (runs, others))
     repeats = sorted(first.keys() & second.keys())
     pairs = np.array([[first[repeat], second[repeat]] for repeat in repeats], dtype=float)  # [n, side, (s, reached)]
     if not repeats or not pairs[:, :, 1].sum(0).all():
