@@ -262,7 +262,8 @@ def _tell(
     if allowed < starters:
         progress.print(f"this worker may use {len(allowed)} of {len(starters)} cores: with mpirun, add --bind-to none")
     if job.device.type == "cuda":
-        print(f"rank {job.world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
+        gpu = torch.cuda.get_device_name(job.device)
+        print(f"rank {job.world.rank} computes on {job.device}, {gpu}", file=terminal.out, flush=True)
     if resumed:
         was = resumed.state["parts"][-1]
         size = f"{with_noun(was['workers'], 'worker')} and {with_noun(was['servers'], 'server')}"

@@ -208,11 +208,6 @@ def choice(config: RunConfig, name: str) -> str:
     return next(iter(getattr(modes.declared(config.mode), name)), "") if value == "auto" else value
 
 
-def shares_of(config: RunConfig) -> str:
-    """How samples are shared out: `static` or `leased`."""
-    return choice(config, "shares")
-
-
 def mode_options(config: RunConfig) -> dict[str, Any]:
     """What is asked of how the mode works and of what it sends, where it is not the default, by option."""
     names = (*modes.declared(config.mode).options, "compression", *CHOICES)
@@ -238,7 +233,7 @@ def check_joinable(config: RunConfig, option: str) -> None:
     Args:
         option: which asks for it.
     """
-    if not modes.declared(config.mode).survives_lost_worker or shares_of(config) != "leased":
+    if not modes.declared(config.mode).survives_lost_worker or choice(config, "shares") != "leased":
         raise UsageError(f"{option} is for --mode ps-async and ps-ssp, where workers lease their shares")
     if config.wire not in OPEN_WIRES:
         raise UsageError(f"{option} needs --wire zmq: torch's rpc takes no new rank once one that it knew is lost")

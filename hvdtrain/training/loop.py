@@ -25,7 +25,7 @@ from hvdtrain.training.feed import AHEAD, feed
 from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
-from hvdtrain.training.shares import LockstepShares, make_shares
+from hvdtrain.training.shares import LeasedShares, LockstepShares, make_shares
 from hvdtrain.training.sprint import Sprint
 from hvdtrain.training.step import Stepper, digest
 
@@ -81,7 +81,7 @@ def train(training: Training, loader: Batches, validation: Batches) -> list[floa
         _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), shares.trained(history))
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
-        if sync.group.leads:
+        if sync.group.leads and isinstance(shares, LeasedShares):
             shares.open(partial(_state, training, sampler))
         timer, age = Timer(history.wall_s + age), 0.0
         decision = _take_round(training, loader, shares, barrier, stepper, timer)

@@ -51,9 +51,6 @@ class LockstepShares:
         """From the next step on so many workers share every batch; this one's place is `worker`."""
         self.sampler = dataclasses.replace(self.sampler, worker=worker, workers=workers)
 
-    def open(self, state: Callable[[], dict[str, Any]]) -> None:
-        pass
-
     def waited_s(self, since: float) -> float:
         return 0.0
 
