@@ -231,11 +231,11 @@ def _length(ctx: click.Context, options: dict[str, Any]) -> float:
     if not any(options[name] for name in WHOLE):
         options["epochs"] = DEFAULT_EPOCHS
     is_whole = given or WHOLE & set(ctx.default_map or ())
-    if not is_whole or given_options(ctx, ["trainings", "sprint"]):
-        return sprint_s
-    if ctx.params["tune"]:
+    if is_whole and not given_options(ctx, ["trainings", "sprint"]):
+        sprint_s = 0.0
+    if ctx.params["tune"] and not sprint_s:
         raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
-    return 0.0
+    return sprint_s
 
 
 def _look_at_hosts(hosts: list[Host], launcher: str) -> dict[str, float] | None:

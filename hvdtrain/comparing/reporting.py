@@ -129,8 +129,8 @@ def draw_report(
     folded: Mapping[str, Sequence[str]] | None = None,
 ) -> None:  # fmt: skip
     """Write the report's files, and its plots as pictures, where folders are given for them; see write_report."""
+    from hvdtrain import plot_style
     from hvdtrain.explaining.pictures import pictures
-    from hvdtrain.plot_style import png as drawn_png
     from hvdtrain.report import plots, write_files, write_report
 
     gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
@@ -141,7 +141,8 @@ def draw_report(
             write_report(content, drawn, notes, out, tables, folded)
             click.echo(f"report: {out / 'report.html'}")
         if png:
-            write_files({f"{plot.name}.png": drawn_png(plot.figure) for plot in drawn}, png, f"pictures to --png {png}")
+            files = {f"{plot.name}.png": plot_style.png(plot.figure) for plot in drawn}
+            write_files(files, png, f"pictures to --png {png}")
     finally:
         gc.enable()
     for note in notes:

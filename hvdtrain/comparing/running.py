@@ -154,7 +154,7 @@ class Comparison:
         if place := set_aside(self.folder, out):
             self.console.print(f"{run.name}: what an earlier start had left is in {place}")
         self.made.append(run.name if out.parent.name == "runs" else "")
-        done, lost = {run.name, *self.kept, *self.made}, self.failed.values()
+        done, lost = {*self.kept, *self.made}, self.failed.values()
         left = [*self.pilots(), *(other for other in self.runs() if other.name not in done)]
         left = [other for other in left if other != run and other.contender not in lost]
         label, began = f"[{len(self.made)}/{len(self.made) + len(left)}] {run.name}", time.monotonic()

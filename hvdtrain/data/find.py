@@ -27,7 +27,7 @@ def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
     """
     if dataset == NAME:
         return synthetic()
-    if is_code(dataset):
+    if is_code(dataset) and not is_url(dataset):
         from hvdtrain.data.own import own_data  # imports torch
 
         return own_data(dataset)

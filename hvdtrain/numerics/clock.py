@@ -106,9 +106,11 @@ class Clock:
             spent[part] += self.watch.seconds(before, after)
         if trace.is_recording():
             now, last = time.perf_counter(), self.marks[-1][1]
-            ago = [self.watch.seconds(moment, last) if self.watch.on_gpu else now - moment for _, moment in self.marks]
-            for before, after, (part, _) in zip(ago, ago[1:], self.marks[1:], strict=False):
-                trace.span(trace.STEP, part, now - before, now - after)
+            moments = [moment for _, moment in self.marks]
+            if self.watch.on_gpu:
+                moments = [now - self.watch.seconds(moment, last) for moment in moments]
+            for before, after, (part, _) in zip(moments, moments[1:], self.marks[1:], strict=False):
+                trace.span(trace.STEP, part, before, after)
         self.marks = self.marks[-1:]
         return spent
 

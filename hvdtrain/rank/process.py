@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -144,9 +143,11 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         # Not sys.exit: leaving politely means waiting for ranks that may never come.
         os._exit(code)
 
-    interrupted = f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted"
+    def end_interrupted() -> NoReturn:
+        end(f"interrupted: {how_to_go_on(folder, 'train')}" if alone else "interrupted", 130)
+
     try:
-        _end_when_interrupted(partial(end, interrupted, 130))
+        _end_when_interrupted(end_interrupted)
         run(terminal)
     except Terminated:
         unlock_all()
@@ -155,7 +156,7 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
         with contextlib.suppress(OSError):  # a full disk, which may be what went wrong
             traceback.print_exc()
         if isinstance(error, KeyboardInterrupt):
-            end(interrupted, 130)
+            end_interrupted()
         said = error.strerror if isinstance(error, OSError) and not error.errno and error.strerror else str(error)
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             said = f"{error.strerror}: make room on the disk of {error.filename or folder}"

@@ -64,9 +64,7 @@ def reference(field: Field, of: Sides) -> Kind:
 
 
 def rows(field: Field, reference: Kind) -> list[dict[str, Any]]:
-    """Of verdict.json: what is known of each kind that is no baseline, its speed beside the reference's too; one machine
-    comes last.
-    """
+    """Of verdict.json: what is known of each kind that is no baseline, beside the reference too; a machine is last."""
     kinds = [kind for kind in field.by_kind if kind.family] or list(field.by_kind)
     kinds.sort(key=lambda kind: kind.family == modes.ONE_MACHINE)
     told = []

@@ -25,7 +25,7 @@ from hvdtrain.training.feed import AHEAD, feed
 from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
-from hvdtrain.training.shares import LeasedShares, LockstepShares, make_shares
+from hvdtrain.training.shares import LeasedShares, Shares, make_shares
 from hvdtrain.training.sprint import Sprint
 from hvdtrain.training.step import Stepper, digest
 
@@ -96,7 +96,7 @@ def train(training: Training, loader: Batches, validation: Batches) -> list[floa
 
 
 def _take_round(
-    training: Training, loader: Batches, shares: LockstepShares, barrier: StepBarrier, stepper: Stepper, timer: Timer
+    training: Training, loader: Batches, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
 ) -> Decision:
     """Train until the epoch is over, or all workers do something else; that is what they have decided."""
     sync, history, clock, decision = training.sync, training.history, stepper.clock, None
@@ -123,7 +123,7 @@ def _take_round(
 
 
 def _take_steps(
-    training: Training, loader: Batches, shares: LockstepShares, barrier: StepBarrier, stepper: Stepper, timer: Timer
+    training: Training, loader: Batches, shares: Shares, barrier: StepBarrier, stepper: Stepper, timer: Timer
 ) -> Decision:
     """Take the steps of a round that are left."""
     sync, history, clock, decision = training.sync, training.history, stepper.clock, GO_ON
@@ -150,9 +150,7 @@ def _take_steps(
     return decision
 
 
-def _after_round(
-    training: Training, validation: Batches, shares: LockstepShares, decision: Decision, epoch: int
-) -> Decision:
+def _after_round(training: Training, validation: Batches, shares: Shares, decision: Decision, epoch: int) -> Decision:
     """Evaluate where the epoch or training is over, and save what is to be saved; the decision, or that it is over."""
     config, history = training.job.config, training.history
     if not decision.over and history.step % shares.sampler.steps_per_epoch:  # amid an epoch

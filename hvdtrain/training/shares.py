@@ -18,10 +18,9 @@ from hvdtrain.training.history import History
 FORGETTING = 0.75  # what counts of what was measured, at each barrier after it
 
 
-class LockstepShares:
+class Shares:
     """This worker's share of every global batch, as long as the others'. Each is made when it is asked for: an epoch of
-    a million samples has many. A round of them is the rest of an epoch, or
-    ends where all workers decide something.
+    a million samples has many. A round of them is the rest of an epoch, or ends where all workers decide something.
 
     Args:
         drops: pushes may come too late, and nobody knows whether a share has been trained.
@@ -71,7 +70,7 @@ class LockstepShares:
         return self.sampler.trained(history.step) - self.sampler.trained(before)
 
 
-class MeasuredShares(LockstepShares):
+class MeasuredShares(Shares):
     """Shares of every global batch in proportion to how fast each worker computes: all take as long. They are cut anew
     after each of the workers' barriers, by what each has computed of late: what was before counts less each time.
 
@@ -116,7 +115,7 @@ class MeasuredShares(LockstepShares):
         return decision
 
 
-class LeasedShares(LockstepShares):
+class LeasedShares(Shares):
     """The shares that the servers lease to this worker, each when it is ready for one. A round of them ends when those
     of the epoch have been trained, by whomever, or a worker wants a decision.
 
@@ -143,7 +142,7 @@ class LeasedShares(LockstepShares):
         self.sync.open_for_joining(state())
 
     def after(self, step: int) -> Iterator[Share]:
-        """As in LockstepShares, for all workers together; it ends when all of these shares have been trained."""
+        """As in Shares, for all workers together; it ends when all of these shares have been trained."""
         sampler, every = self.sampler, self.every
         per_epoch, workers = sampler.steps_per_epoch, sampler.workers
         last = (step // per_epoch + 1) * per_epoch
@@ -181,9 +180,7 @@ class LeasedShares(LockstepShares):
         return barrier.after_round(history.step, elapsed)
 
 
-def make_shares(
-    config: RunConfig, sampler: BatchSampler, sync: Synchroniser, steps: int | None, ahead: int
-) -> LockstepShares:
+def make_shares(config: RunConfig, sampler: BatchSampler, sync: Synchroniser, steps: int | None, ahead: int) -> Shares:
     """
     Args:
         ahead: how many shares may be read before they are trained on.
@@ -193,4 +190,4 @@ def make_shares(
     # A cut is known a step after its barrier, and the share that is read next is not trained on yet.
     if config.shares == "measured":
         return MeasuredShares(sampler, ahead + 3)
-    return LockstepShares(sampler, drops=bool(config.backup))
+    return Shares(sampler, drops=bool(config.backup))
