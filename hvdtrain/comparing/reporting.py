@@ -141,8 +141,9 @@ def draw_report(
             write_report(content, drawn, notes, out, tables, folded)
             click.echo(f"report: {out / 'report.html'}")
         if png:
-            files = {f"{plot.name}.png": plot_style.png(plot.figure) for plot in drawn}
-            write_files(files, png, f"pictures to --png {png}")
+            write_files(
+                {f"{plot.name}.png": plot_style.png(plot.figure) for plot in drawn}, png, f"pictures to --png {png}"
+            )
     finally:
         gc.enable()
     for note in notes:
