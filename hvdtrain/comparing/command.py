@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 20  # of --until-sure, where --repeats is not given
 WHOLE = LENGTHS - {"sprint"}
+TITLES = {name: recipes.load("presets", name)["title"] for name in recipes.names("presets")}
+PRESETS = "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in TITLES.items())  # to end the help
 
 
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
@@ -61,10 +63,6 @@ def _tuned_options(file: Path) -> dict[str, Any]:
         del options["epochs"]
     sizes = {name: [value] for name, value in (("workers", workers), ("servers", found.get("servers"))) if value}
     return options | sizes | {"modes": [found["mode"]]}
-
-
-TITLES = {name: recipes.load("presets", name)["title"] for name in recipes.names("presets")}
-PRESETS = "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in TITLES.items())
 
 
 @click.command(cls=GroupedCommand, epilog=PRESETS)
