@@ -103,11 +103,11 @@ def main() -> NoReturn:
         _fail([_clearer(error.format_message(), context) + hint], error.exit_code)
     except (UsageError, Failure) as error:
         _fail(error.args, error.exit_code)
-    except BrokenPipeError:  # whoever read our output has enough of it
-        _drop_output()
-        sys.exit(1)
-    except OSError as error:  # a full disk, most likely
-        _drop_output()
+    except OSError as error:  # whoever read our output has enough of it; else a full disk, most likely
+        # What is still buffered goes nowhere: writing it again at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
         _fail([f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"], 1)
     except (KeyboardInterrupt, click.Abort) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would change the exit code
@@ -134,11 +134,6 @@ def _clearer(message: str, context: click.Context | None) -> str:
         if lists and "extra argument" in message
         else message
     )
-
-
-def _drop_output() -> None:
-    """Let what is still buffered go nowhere: writing it again at exit would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(problems: Sequence[object], code: int) -> NoReturn:

@@ -70,10 +70,6 @@ def colour(kind: Kind) -> str:
     return look_of(kind.mode)[0]
 
 
-def marker(kind: Kind) -> str:
-    return look_of(kind.mode)[1]
-
-
 def new_figure(
     height: float, columns: int = 1, rows: int = 1, height_ratios: Sequence[float] | None = None
 ) -> "tuple[Figure, list[Axes]]":

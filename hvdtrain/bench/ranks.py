@@ -31,7 +31,6 @@ UPDATE = RunConfig(mode="ps-async", servers=1, optimizer="sgd", momentum=0.0, lr
 TIMEOUT_S = UPDATE.timeout  # of meeting
 TURNS_S = 86400.0  # while others have their turn, a rank is stopped, and cannot say that it lives
 Act = Callable[[], object]
-Prepare = Callable[[int], Act]  # given the bytes of the vector
 
 
 def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
@@ -66,9 +65,11 @@ def take_part(backend: str, words: Sequence[str], turns: TextIO) -> None:
         horovod.join(world, store)
     wire = start(world, store, TURNS_S, kind=backend) if backend in WIRES else None
     if wire:
-        prepare = pushpull(world, store, wire, times, update.bucket_elements)
+        shared = SharedMemory()
+        shared.join(world, store, TURNS_S)
+        prepare: Callable[[int], Act] = partial(pushpull, world, wire, shared, times, update.bucket_elements)
     else:
-        prepare = allreduce_horovod if backend == "horovod" else allreduce_gloo
+        prepare = partial(allreduce, backend)
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("workers", store), rank=world.worker, world_size=world.workers
     )
@@ -109,45 +110,36 @@ def _measure(act: Act, wire: Wire | None, servers: int) -> dict[str, float]:
     return measured
 
 
-def allreduce_horovod(size: int) -> Act:
-    """Horovod's all-reduce of so many bytes, in place, over what it uses here."""
+def allreduce(backend: str, size: int) -> Act:
+    """An all-reduce of so many bytes, in place: Horovod's, over what it uses here, or torch.distributed's over Gloo."""
+    if backend == "gloo":
+        return partial(dist.all_reduce, torch.ones(size // 4))
     import horovod.torch as hvd
 
     return partial(hvd.allreduce_, torch.ones(size // 4), op=hvd.Average, name="bench")
 
 
-def allreduce_gloo(size: int) -> Act:
-    """torch.distributed's all-reduce of so many bytes over Gloo, in place."""
-    return partial(dist.all_reduce, torch.ones(size // 4))
-
-
-def pushpull(world: World, store: dist.Store, wire: Wire, times: int, bucket: int) -> Prepare:
-    """A gradient out and fresh weights in, as the ps- modes do it.
+def pushpull(world: World, wire: Wire, shared: SharedMemory, times: int, bucket: int, size: int) -> Act:
+    """A gradient of so many bytes out and fresh weights in, as the ps- modes do it.
 
     Args:
         times: how often one turn does it.
         bucket: elements of the vector that travel as one message to a server.
     """
-    shared = SharedMemory()
-    shared.join(world, store, TURNS_S)
+    weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
+    pieces = cut([len(weights)], world.servers, bucket)
+    if world.is_chief:
+        for piece in pieces:
+            wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
+    exchange = PushExchange(
+        wire, world.worker, world.workers, pieces, [len(weights)], weights, "none", staged=False, shared=shared,
+    )  # fmt: skip
+    steps = count(1)
 
-    def prepare(size: int) -> Act:
-        weights, gradient = torch.zeros(size // 4), torch.ones(size // 4)
-        pieces = cut([len(weights)], world.servers, bucket)
-        if world.is_chief:
-            for piece in pieces:
-                wire.ask(piece.server, "install", piece.number, weights[piece.start : piece.stop].clone())
-        exchange = PushExchange(
-            wire, world.worker, world.workers, pieces, [len(weights)], weights, "none", staged=False, shared=shared,
-        )  # fmt: skip
-        steps = count(1)
+    def act() -> None:
+        for _ in range(times):
+            exchange.begin_step(next(steps), UPDATE.lr)
+            exchange.bucketer.put(0, gradient)
+            exchange.wait_for_all()
 
-        def act() -> None:
-            for _ in range(times):
-                exchange.begin_step(next(steps), UPDATE.lr)
-                exchange.bucketer.put(0, gradient)
-                exchange.wait_for_all()
-
-        return act
-
-    return prepare
+    return act

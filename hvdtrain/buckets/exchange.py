@@ -142,7 +142,7 @@ class Exchange:
     Attributes:
         bucketer: takes the gradients.
         context: of the step whose gradients come next.
-        observers: told of buckets that are sent and answered, and of waits.
+        on_sent, on_answered, on_waited: told of buckets and of waits, for --trace; see ps.push_trace.
     """
 
     def __init__(
@@ -153,7 +153,9 @@ class Exchange:
         self.lanes, self.room, self.patience, self._staging = lanes, room, patience, staging
         self.bucketer = Bucketer(sizes, pieces, self._complete, staging, weights.device)
         self.context: Any = None
-        self.observers: list[Any] = []
+        self.on_sent: Callable[[Any, int], None] = lambda lane, under_way: None
+        self.on_answered: Callable[[Any, float, int], None] = lambda lane, came, under_way: None
+        self.on_waited: Callable[[Any, Any], None] = lambda began, ended: None
         self._stopwatch = Stopwatch(weights.device)
         self._waits: list[tuple[Any, Any]] = []  # when each wait of this step began and ended
         self._changed = threading.Condition()  # guards all below, and lanes' freshness: other threads change them
@@ -216,8 +218,7 @@ class Exchange:
             self._staging.wait_for(numbers)
         ended = self._stopwatch.now()
         self._waits.append((began, ended))
-        for observer in self.observers:
-            observer.waited(began, ended)
+        self.on_waited(began, ended)
         if self._error or not came:
             self.give_up()
 
@@ -278,8 +279,7 @@ class Exchange:
                 self._under_way[lane.piece.server] += lane.size
             gradient, lane.gradient, lane.sent_at = lane.gradient, None, time.perf_counter()
             answer = lane.send(gradient)
-            for observer in self.observers:
-                observer.sent(lane, sum(self._under_way.values()))
+            self.on_sent(lane, sum(self._under_way.values()))
             answer.add_done_callback(partial(self._answered, lane, self._beginnings))
 
     def _next(self) -> int | None:
@@ -313,8 +313,7 @@ class Exchange:
                     del self._over_limit[lane.piece.server]
             self._send()
             lane.take(answer)
-            for observer in self.observers:
-                observer.answered(lane, came, sum(self._under_way.values()))
+            self.on_answered(lane, came, sum(self._under_way.values()))
             with self._changed:
                 lane.is_fresh = True
                 self._changed.notify_all()

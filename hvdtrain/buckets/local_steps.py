@@ -10,7 +10,7 @@ from torch import nn
 from hvdtrain.buckets.partition import Piece, fragment_buckets
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.group import Group
-from hvdtrain.coordination.synchroniser import Rounds
+from hvdtrain.coordination.synchroniser import Rounds, Synchroniser
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
 
@@ -70,10 +70,6 @@ class LocalSteps:
             return self.fragments[-1]
         number, rest = divmod(taken * len(self.fragments), self.every)
         return self.fragments[number - 1] if number and not rest else ()
-
-    def _left_after(self, step: int) -> Sequence[int]:
-        """The buckets that left after this step of the job."""
-        return self.leaving((step - 1) % self.every + 1) if step > 0 else ()
 
     def begin_step(self) -> None:
         """Before a step, and before what is due is awaited."""
@@ -149,9 +145,14 @@ class LocalSteps:
             yield 0, {COUNT: state.pop(COUNT)}
         state["weights"] = local.cpu()
         for start in range(0, len(local), CHUNK):
-            given = {name: _as_text(values[start : start + CHUNK]) for name, values in state.items()}
+            chunks = {name: values[start : start + CHUNK].contiguous().numpy() for name, values in state.items()}
+            given = {name: base64.b64encode(chunk.tobytes()).decode() for name, chunk in chunks.items()}
             for worker, texts in group.gather_to_first(given).items():
-                yield start, {f"{_OF_WORKER}{worker}.{name}": _of_text(text) for name, text in texts.items()}
+                part = {}
+                for name, text in texts.items():
+                    content = bytearray(base64.b64decode(text))
+                    part[f"{_OF_WORKER}{worker}.{name}"] = torch.frombuffer(content, dtype=torch.float32)
+                yield start, part
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor], worker: int) -> dict[str, torch.Tensor]:
         """Go on after this step of a snapshot: amid a round, if the step is. What it has of the outer optimizer.
@@ -168,14 +169,26 @@ class LocalSteps:
         restore_state(self.inner, self.parameters, of_worker)
         self.taken = step % self.every
         if len(self.fragments) > 1:
-            self.due, self._due_later = self._left_after(step - 1), self._left_after(step)
+            # Of these two steps of the job, where they lie in their rounds.
+            before, last = ((k - 1) % self.every + 1 if k > 0 else 0 for k in (step - 1, step))
+            self.due, self._due_later = self.leaving(before), self.leaving(last)
         self._kept = self.outer.clone() if taken != mine else local.to(self.outer.device, copy=True)
         return {n: values for n, values in state.items() if n != COUNT and not n.startswith(_OF_WORKER)}
 
 
-def _as_text(values: torch.Tensor) -> str:
-    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
+class LocalSynchroniser(Synchroniser):
+    """What rings, servers and a single process share: their workers can take local steps.
 
+    Attributes:
+        local: with --local-steps.
+    """
 
-def _of_text(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
+    local: LocalSteps | None = None
+
+    @property
+    def rounds(self) -> Rounds | None:
+        return self.local.rounds if self.local else None
+
+    @property
+    def ended_round(self) -> bool:
+        return self.local is not None and self.local.is_over

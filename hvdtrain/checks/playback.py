@@ -53,12 +53,6 @@ class Replica:
         self.pushed: set[int] | None = None  # the buckets that have it; None where there is none to push
         self.answers: dict[int, Answer] = {}  # to these, as far as they have come
 
-    def may_compute(self, epoch: int) -> bool:
-        """Whether it has a share of this epoch, and all weights for it."""
-        if not self.shares or self.shares[0][1][0].epoch != epoch:
-            return False
-        return self.pushed is None or len(self.answers) == len(self.versions)
-
 
 class Recorded:
     """One bucket of the run, as far as it has been replayed.
@@ -205,7 +199,8 @@ class Playback:
             for number in range(len(self.buckets)):
                 self._answer(number)
             for worker in self.replicas.values():
-                if worker.may_compute(epoch):
+                has_weights = worker.pushed is None or len(worker.answers) == len(worker.versions)
+                if has_weights and worker.shares and worker.shares[0][1][0].epoch == epoch:
                     self._compute(worker)
                     moved = True
             for number in range(len(self.buckets)):

@@ -13,7 +13,7 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import Numbers, Several
+from hvdtrain.config.option_types import NUMBERS, Several
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -55,7 +55,7 @@ SERVERS, BUCKET_MB = 2, 1 / 8  # nine buckets on each of two servers, whose bord
     *MODES[:2], "names", type=Several(click.Choice(CHECKED_MODES)), metavar="NAMES", default=",".join(CHECKED_MODES),
     show_default=True, help="Modes to check.",
 )  # fmt: skip
-@click.option(*NUM_WORKERS, type=Numbers(), default="1,2,4", show_default=True, help="Numbers of workers.")
+@click.option(*NUM_WORKERS, type=NUMBERS, default="1,2,4", show_default=True, help="Numbers of workers.")
 @click.option(
     "--wait-for", type=click.Choice(["auto", "layer", "step"]), default="auto", show_default=True,
     help="What waits for fresh weights: see train.",
@@ -93,9 +93,13 @@ def verify(
     options = {"wait_for": wait_for, "shares": shares}
     checked = CHECKED
     if (model, dataset) != (CHECKED.model, CHECKED.dataset):
+        from hvdtrain.data.find import find_dataset
+
         width = 0.0 if is_own(model) else CHECKED.width
         checked = check(dataclasses.replace(CHECKED, model=model, dataset=dataset, width=width))
-        checked = _with_short_batch(checked)
+        # With batches of which the fourth of an epoch is short, as that of CHECKED, where the data is not too large.
+        third = (len(find_dataset(dataset).train) - 1) // 3
+        checked = dataclasses.replace(checked, batch_size=max(1, min(checked.batch_size, third)))
     for name in names:
         check(of_mode(checked, name, **options))
     for n in workers:
@@ -210,14 +214,6 @@ def _train(
         raise Failure(f"{config.mode} with {with_noun(workers, 'worker')} did not run: {failure_reason(log, code)}")
     weights = load_file(out / "snapshots" / "final.safetensors")
     return _flat(weights, parameters), json.loads((out / "summary.json").read_text())["samples_digest"]
-
-
-def _with_short_batch(config: RunConfig) -> RunConfig:
-    """With batches of which the fourth of an epoch is short, as that of CHECKED, where the data is not too large."""
-    from hvdtrain.data.find import find_dataset
-
-    samples = len(find_dataset(config.dataset).train)
-    return dataclasses.replace(config, batch_size=max(1, min(config.batch_size, (samples - 1) // 3)))
 
 
 def _initial(config: RunConfig) -> tuple["Vector", dict[str, int]]:

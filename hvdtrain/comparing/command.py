@@ -10,7 +10,7 @@ import click
 
 from hvdtrain.comparing.earlier import asked, claimed, find_finished
 from hvdtrain.comparing.forecast import Record, forecast
-from hvdtrain.comparing.grid import SPANNED, Axes, Planned, dry_run_lines, plan
+from hvdtrain.comparing.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.comparing.pilot import but_for_the_wire, of_a_side
 from hvdtrain.comparing.reporting import draw_report, margin_options, print_report
 from hvdtrain.comparing.running import Comparison
@@ -18,7 +18,7 @@ from hvdtrain.comparing.tune import sides, told, widen
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import read_config, started_workers
-from hvdtrain.config.option_types import Duration, Folder, Names, Numbers, ServerNumbers
+from hvdtrain.config.option_types import NUMBERS, SERVER_NUMBERS, Duration, Folder, Names
 from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 20  # of --until-sure, where --repeats is not given
 WHOLE = LENGTHS - {"sprint"}
+TITLES = {name: recipes.load("presets", name)["title"] for name in recipes.names("presets")}
+PRESETS = "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in TITLES.items())  # to end the help
 
 
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
@@ -63,13 +65,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     return options | sizes | {"modes": [found["mode"]]}
 
 
-def _presets() -> str:
-    """The presets, a line each, for the end of the help."""
-    titles = {name: recipes.load("presets", name)["title"] for name in recipes.names("presets")}
-    return "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in titles.items())
-
-
-@click.command(cls=GroupedCommand, epilog=_presets())
+@click.command(cls=GroupedCommand, epilog=PRESETS)
 @click.option(
     "--preset", default="", is_eager=True, callback=_use_preset, metavar="NAME",
     help="Repeat a published experiment, at its size: its options are the defaults of all others here, and the report "
@@ -81,11 +77,11 @@ def _presets() -> str:
     help="Modes to compare, by commas; see `hvdtrain modes`.",
 )  # fmt: skip
 @click.option(
-    *NUM_WORKERS, type=Numbers(), default="2", show_default="2, on hosts as many as they take",
+    *NUM_WORKERS, type=NUMBERS, default="2", show_default="2, on hosts as many as they take",
     help="Numbers of workers, by commas.",
 )  # fmt: skip
 @click.option(
-    *NUM_SERVERS, type=ServerNumbers(), default="1", show_default=True,
+    *NUM_SERVERS, type=SERVER_NUMBERS, default="1", show_default=True,
     help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
 )  # fmt: skip
 @click.option(
@@ -154,11 +150,11 @@ def compare(
     sprint_s = _length(ctx, options)
     repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
     listed = hosts_or_here(ctx)
-    workers = _numbers_of_workers(ctx, workers, listed)
+    if listed and not given_options(ctx, ["workers"]) and "workers" not in (ctx.default_map or ()):
+        workers = [sum(host.slots for host in listed)]
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
-    axes = _axes_to_tune(axes, sprint_s, listed) if tune else axes
-    config = RunConfig(**options)
+    axes, config = widen(axes, listed) if tune else axes, RunConfig(**options)
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
     cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
@@ -173,15 +169,18 @@ def compare(
     wholes = trainings if sprint_s else 0
     job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, wholes, rivalry, tune or 0.0)
     if dry_run:
-        lines = [*(_tuning_lines(contenders) if tune else ()), *dry_run_lines(job.runs(), folder, secrets)]
-        perhaps = [*job.pilots(), *job.spare_trainings()]
-        click.echo("\n".join([*lines, forecast(job.runs(), perhaps, job.kept, record)]))
+        lines = [
+            f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first does below"
+            for side, settings in (sides(contenders) if tune else {}).items()
+        ]
+        lines += dry_run_lines(job.runs(), folder, secrets)
+        lines.append(forecast(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record))
+        click.echo("\n".join(lines))
         return None
     images, record.samples = _look([run.config for run in contenders])
-    margins = Margins(margin, accuracy_margin)
     with claimed(folder):
         record.ask({"images": images})
-        return _run(job, preset, secrets, margins, until_sure)
+        return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
 
 
 def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins, until_sure: bool) -> "Content | None":
@@ -194,7 +193,9 @@ def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins
         click.echo(f"finished runs stay: {resume} goes on", err=True)
         raise
     if find_finished(folder):
-        content = print_report(find_runs([folder]), _published(preset), margins)
+        # Where the preset has a table of its authors' figures, that stands beside.
+        has_table = preset and not _is_file(preset) and "table" in recipes.load("presets", preset)
+        content = print_report(find_runs([folder]), preset if has_table else "", margins)
         draw_report(content, folder, folded=told(folder))
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
@@ -209,31 +210,6 @@ def _with_device(config: RunConfig, workers: int) -> RunConfig:
     from hvdtrain.training.device import choose_for_all
 
     return dataclasses.replace(config, device=choose_for_all(config, workers, click.echo))
-
-
-def _numbers_of_workers(ctx: click.Context, workers: list[int], hosts: list[Host]) -> list[int]:
-    """On hosts as many as they take, unless it is said."""
-    is_given = given_options(ctx, ["workers"]) or "workers" in (ctx.default_map or ())
-    return [sum(host.slots for host in hosts)] if hosts and not is_given else workers
-
-
-def _axes_to_tune(axes: Axes, sprint_s: float, hosts: list[Host]) -> Axes:
-    if not sprint_s:
-        raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
-    return widen(axes, hosts)
-
-
-def _tuning_lines(contenders: list[Planned]) -> list[str]:
-    return [
-        f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first does below"
-        for side, settings in sides(contenders).items()
-    ]
-
-
-def _published(preset: str) -> str:
-    """The preset, if it has a table of its authors' figures."""
-    is_named = preset and not _is_file(preset)
-    return preset if is_named and "table" in recipes.load("presets", preset) else ""
 
 
 def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprint_s: float) -> int:
@@ -253,7 +229,11 @@ def _length(ctx: click.Context, options: dict[str, Any]) -> float:
     if not any(options[name] for name in WHOLE):
         options["epochs"] = DEFAULT_EPOCHS
     is_whole = given or WHOLE & set(ctx.default_map or ())
-    return 0.0 if is_whole and not given_options(ctx, ["trainings", "sprint"]) else sprint_s
+    if is_whole and not given_options(ctx, ["trainings", "sprint"]):
+        sprint_s = 0.0
+    if ctx.params["tune"] and not sprint_s:
+        raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
+    return sprint_s
 
 
 def _look_at_hosts(hosts: list[Host], launcher: str) -> dict[str, float] | None:

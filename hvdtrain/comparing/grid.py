@@ -133,7 +133,12 @@ def plan(
         )
         used = tuple(allocate(hosts, workers, resolved.servers)) if hosts else ()
         runs.append(Planned(resolved, workers, where, used, launcher if used else "local", variant))
-    room = [_threads(run, cores) for run in runs]
+    room = []  # of each, how many threads a worker can have to itself; 0 where nobody knows
+    for run in runs:
+        if run.hosts:
+            room.append(min(max(1, int(cores[host.name] // host.slots)) for host in run.hosts) if cores else 0)
+        else:
+            room.append(max(1, int(usable_cores() // run.workers)))
     shared = [most for run, most in zip(runs, room, strict=True) if run.family != modes.ONE_MACHINE]
     threads = config.threads or min(shared, default=max(room))
     contenders = []
@@ -167,13 +172,6 @@ def in_rounds(contenders: Sequence[Planned], repeats: int) -> list[list[Planned]
         random.Random(f"{seed} {repeat}").sample([run.as_repeat(repeat) for run in contenders], len(contenders))
         for repeat in range(1, repeats + 1)
     ]
-
-
-def _threads(run: Planned, cores: Mapping[str, float] | None) -> int:
-    """How many threads each worker of a run can have to itself, 0 where nobody knows."""
-    if not run.hosts:
-        return max(1, int(usable_cores() // run.workers))
-    return min(max(1, int(cores[host.name] // host.slots)) for host in run.hosts) if cores else 0
 
 
 def _combinations(axes: Axes) -> Iterator[tuple[str, int, int, dict[str, Any]]]:

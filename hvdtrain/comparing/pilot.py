@@ -5,6 +5,7 @@ The pilot is a short sprint of each, which does not count: choosing and judging 
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Collection, Hashable, Sequence
 
 from hvdtrain import modes
@@ -18,11 +19,7 @@ PILOT_S = 1.5
 FAR_BEHIND = 0.7  # of the samples/s of the best of a family
 FIRST = (modes.RING, modes.SERVERS, modes.ONE_MACHINE)  # whose training stands for a mathematics
 HALF = 0.5  # of one machine's samples/s, below which nobody would train
-
-
-def of_a_side(run: Planned) -> Hashable:
-    """Rivals are those of a family, on so many workers."""
-    return run.side
+of_a_side: Rivalry = operator.attrgetter("side")  # rivals are those of a family, on so many workers
 
 
 def but_for_the_wire(run: Planned) -> Hashable:
@@ -33,7 +30,10 @@ def but_for_the_wire(run: Planned) -> Hashable:
 def needs_pilot(contenders: Sequence[Planned], record: Record, rivalry: Rivalry = of_a_side) -> list[Planned]:
     """Those of which it is open whether they are repeated, and which have not run."""
     return [
-        run for rivals in _rivals(contenders, rivalry) if len(rivals) > 1 for run in rivals if not record.speed(run)
+        run
+        for rivals in grouped(contenders, map(rivalry, contenders)).values()
+        for run in rivals
+        if len(rivals) > 1 and not record.speed(run)
     ]
 
 
@@ -43,7 +43,8 @@ def leave_out(contenders: Sequence[Planned], record: Record, rivalry: Rivalry = 
     Of several wires a mode's fastest is taken; of rivals, those that are not far behind the best.
     """
     lines = []
-    for rivals in _rivals([run for run in contenders if record.speed(run)], rivalry):
+    piloted = [run for run in contenders if record.speed(run)]
+    for rivals in grouped(piloted, map(rivalry, piloted)).values():
         best = max(rivals, key=record.speed)
         for run in rivals:
             twins = [other for other in rivals if but_for_the_wire(other) == but_for_the_wire(run)]
@@ -62,7 +63,7 @@ def taken(contenders: Sequence[Planned], record: Record) -> list[Planned]:
     """Those that are not left out; of each family one at least."""
     staying = [
         [run for run in rivals if not record.left_out(run)] or [max(rivals, key=record.speed)]
-        for rivals in _rivals(contenders)
+        for rivals in grouped(contenders, map(of_a_side, contenders)).values()
     ]
     return list(itertools.chain(*staying))
 
@@ -82,7 +83,3 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
             is_there = [run for run in same if run.name in kept]
             chosen.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
     return chosen
-
-
-def _rivals(contenders: Sequence[Planned], rivalry: Rivalry = of_a_side) -> list[list[Planned]]:
-    return list(grouped(contenders, [rivalry(run) for run in contenders]).values())

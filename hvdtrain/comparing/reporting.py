@@ -91,7 +91,12 @@ def report(
     if calibration and not out:
         raise UsageError("--calibration puts a table into the pages of a report: give --out too")
     loaded = find_runs(runs)
-    tables = [_predicted(calibration, loaded)] if calibration else []
+    tables = []
+    if calibration:
+        from hvdtrain.planning.calibration import load
+        from hvdtrain.planning.check import table
+
+        tables = [table(load(calibration), loaded)]
     content = print_report(loaded, reference, Margins(margin, accuracy_margin))
     if json_file:
         try:
@@ -103,13 +108,6 @@ def report(
 
         folded = {title: lines for path in runs for title, lines in told(path).items()}
         draw_report(content, out, png, tables, folded)
-
-
-def _predicted(calibration: Path, runs: "list[Run]") -> "Table":
-    from hvdtrain.planning.calibration import load
-    from hvdtrain.planning.check import table
-
-    return table(load(calibration), runs)
 
 
 def print_report(runs: "list[Run]", reference: str, margins: "Margins") -> "Content":
@@ -131,8 +129,9 @@ def draw_report(
     folded: Mapping[str, Sequence[str]] | None = None,
 ) -> None:  # fmt: skip
     """Write the report's files, and its plots as pictures, where folders are given for them; see write_report."""
+    from hvdtrain import plot_style
     from hvdtrain.explaining.pictures import pictures
-    from hvdtrain.report import plots, write_png, write_report
+    from hvdtrain.report import plots, write_files, write_report
 
     gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
     try:
@@ -142,7 +141,9 @@ def draw_report(
             write_report(content, drawn, notes, out, tables, folded)
             click.echo(f"report: {out / 'report.html'}")
         if png:
-            write_png(drawn, png)
+            write_files(
+                {f"{plot.name}.png": plot_style.png(plot.figure) for plot in drawn}, png, f"pictures to --png {png}"
+            )
     finally:
         gc.enable()
     for note in notes:

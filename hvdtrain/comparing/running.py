@@ -104,7 +104,9 @@ class Comparison:
             if self.tune_s:
                 search(self.settings, self.record, self.tune_s, self._do)
                 self.contenders = tuned(self.settings, self.record)
-                self._save_tuned()
+                for name, settings in sides(self.contenders).items():  # as --config and --preset take it
+                    best = settings[0]
+                    best.config.write(self.folder / f"tuned-{name}.toml", workers=best.workers)
             self._do(self.pilots(), "pilot")
             for line in leave_out(self.contenders, self.record, self.rivalry) if self.rivalry else ():
                 self.console.print(line)
@@ -119,11 +121,6 @@ class Comparison:
                     self.console.print(f"the answer is known after {number} repeats")
                     break
         return list(self.failed)
-
-    def _save_tuned(self) -> None:
-        """Each side as it was tuned, as a file that --config and --preset take."""
-        for name, runs in sides(self.contenders).items():
-            runs[0].config.write(self.folder / f"tuned-{name}.toml", workers=runs[0].workers)
 
     def _is_settled(self, margins: Margins) -> bool:
         """Whether all answers are known; after a second training where one hangs on that."""
@@ -157,7 +154,9 @@ class Comparison:
         if place := set_aside(self.folder, out):
             self.console.print(f"{run.name}: what an earlier start had left is in {place}")
         self.made.append(run.name if out.parent.name == "runs" else "")
-        left = [other for other in self._left() if other != run]
+        done, lost = {*self.kept, *self.made}, self.failed.values()
+        left = [*self.pilots(), *(other for other in self.runs() if other.name not in done)]
+        left = [other for other in left if other != run and other.contender not in lost]
         label, began = f"[{len(self.made)}/{len(self.made) + len(left)}] {run.name}", time.monotonic()
         until, left_s = began + self.record.seconds(run), sum(map(self.record.seconds, left))
         made = self._finish(run, out, lambda: self._show(label, until, left_s))
@@ -171,11 +170,6 @@ class Comparison:
         words = f"; about {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
         self.console.print(f"{label}: {_result(made)}, {took:.0f} s in all{words}")
         return made.summary.samples_per_s or 0.0
-
-    def _left(self) -> list[Planned]:
-        done = {*self.kept, *self.made}
-        runs = [*self.pilots(), *(run for run in self.runs() if run.name not in done)]
-        return [run for run in runs if run.contender not in self.failed.values()]
 
     def _show(self, label: str, until: float, left_s: float) -> None:
         """Show how far the comparison is: this run until about then, and others after it."""

@@ -65,10 +65,8 @@ def widen(axes: Axes, hosts: Sequence[Host] = ()) -> Axes:
 
 
 def _most_servers(hosts: Sequence[Host], workers: int) -> int:
-    def fullest(servers: int) -> int:
-        return max(host.slots for host in allocate(hosts, workers, servers))
-
-    return max(servers for servers in range(1, workers + 1) if fullest(servers) == fullest(1))
+    fullest = {n: max(host.slots for host in allocate(hosts, workers, n)) for n in range(1, workers + 1)}
+    return max(servers for servers, slots in fullest.items() if slots == fullest[1])
 
 
 def sides(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:

@@ -115,20 +115,8 @@ class Several(click.ParamType):
 
 
 Names = Several
-
-
-class Numbers(Several):
-    """`1,2,4` as a list of whole numbers of at least 1."""
-
-    def __init__(self) -> None:
-        super().__init__(click.IntRange(1), "numbers")
-
-
-class ServerNumbers(Several):
-    """`1,2,equal` as a list of whole numbers of at least 1 and EQUAL."""
-
-    def __init__(self) -> None:
-        super().__init__(ServerNumber(1), "numbers|equal")
+NUMBERS = Several(click.IntRange(1), "numbers")
+SERVER_NUMBERS = Several(ServerNumber(1), "numbers|equal")  # `1,2,equal`, say
 
 
 def option(default: Any, help: str, type: Any = None, flags: tuple[str, ...] = ()) -> Any:

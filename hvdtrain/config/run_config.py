@@ -280,7 +280,8 @@ class RunConfig:
         """
         if not self.per_worker:
             return self
-        batch_size, lr = self.batch_size * workers, self.lr * lr_factor(self.lr_scaling, workers)
+        factors = {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}
+        batch_size, lr = self.batch_size * workers, self.lr * factors[self.lr_scaling]
         return dataclasses.replace(self, batch_size=batch_size, lr=lr, per_worker=False, lr_scaling="none")
 
     def saves(self, model: str) -> bool:
@@ -371,11 +372,6 @@ def in_words(field: dataclasses.Field, value: Any) -> Any:
     """A field's value as a person writes it: `auto` for what stands for it."""
     kind = field.metadata["type"]
     return kind.word if isinstance(kind, WordOr) and value == kind.meaning else value
-
-
-def lr_factor(scaling: str, workers: int) -> float:
-    """What --lr-scaling multiplies one worker's learning rate by."""
-    return {"none": 1.0, "sqrt": workers**0.5, "linear": float(workers)}[scaling]
 
 
 def flag(name: str) -> str:

@@ -28,7 +28,12 @@ def without_bad(folder: ImageFolder) -> ImageFolder:
         try:
             bad = json.loads(known.read_text())
         except (OSError, ValueError):  # nobody has looked yet, or not to the end
-            bad = _find(folder.root, paths)
+            from hvdtrain.progress_bars import count_bar  # with rich
+
+            with count_bar("looking") as progress:
+                looked_at = on_all_cores(digest_or_problem, paths, len(paths), progress)
+                damaged = [path for path, found in looked_at if isinstance(found, str)]
+            bad = [path.relative_to(folder.root).as_posix() for path in damaged]
             known.write_text(json.dumps(bad))
     return scan(folder.root, frozenset(bad)) if bad else folder
 
@@ -48,11 +53,3 @@ def _state(root: Path, paths: list[Path]) -> str:
         about = path.stat()
         total.update(b"\0%s\0%d %d" % (os.fsencode(path), about.st_size, about.st_mtime_ns))
     return total.hexdigest()[:32]
-
-
-def _find(root: Path, paths: list[Path]) -> list[str]:
-    from hvdtrain.progress_bars import count_bar  # with rich
-
-    with count_bar("looking") as progress:
-        results = on_all_cores(digest_or_problem, paths, len(paths), progress)
-        return [path.relative_to(root).as_posix() for path, found in results if isinstance(found, str)]

@@ -130,18 +130,15 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
         click.echo(line)
 
 
-def _prefer_folder(dataset: str) -> str:
-    """Have a folder take precedence over a recipe of the same name: `./NAME` if there is one, else the name."""
-    return f".{os.sep}{dataset}" if Path(dataset).is_dir() and not Path(dataset).is_absolute() else dataset
-
-
 def _images(dataset: str) -> ImageFolder:
     """A data set of images, by its name, folder or URL."""
     from hvdtrain.data.find import find_dataset
 
     if is_code(dataset):
         raise UsageError(f"{dataset} is your own data, which nobody here knows as images: look at it there")
-    return find_dataset(_prefer_folder(dataset))
+    if Path(dataset).is_dir() and not Path(dataset).is_absolute():
+        dataset = f".{os.sep}{dataset}"  # a folder takes precedence over a recipe of the same name
+    return find_dataset(dataset)
 
 
 @data.command("check", short_help="Decode and hash every image.")
@@ -215,11 +212,10 @@ def pack_(dataset: str, url: str, shard_mb: int, force: bool) -> None:
     `train --shuffle-block` with the number of images in a row group reads few of these at a time, and gives the same
     order from SET too.
     """
-    from hvdtrain.data.find import find_dataset
     from hvdtrain.data.packing import pack
     from hvdtrain.progress_bars import count_bar
 
-    images = find_dataset(_prefer_folder(dataset))
+    images = _images(dataset)
     with count_bar("packing") as progress:
         rows = pack(images, url.rstrip("/"), shard_mb * 2**20, force, progress)
     click.echo(f"{url} holds {dataset}")

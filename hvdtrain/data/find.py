@@ -25,34 +25,24 @@ def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
     Raises:
         UsageError: there is no such data set.
     """
-    if is_url(dataset):
-        return _packed(dataset.rstrip("/"), skip_bad)
     if dataset == NAME:
         return synthetic()
-    if is_code(dataset):
+    if is_code(dataset) and not is_url(dataset):
         from hvdtrain.data.own import own_data  # imports torch
 
         return own_data(dataset)
-    from hvdtrain.data.packed import is_packed  # imports numpy
+    from hvdtrain.data import packed  # imports numpy
 
-    folder = locate_folder(dataset)
-    if is_packed(folder) and not has_classes(folder):
-        return _packed(str(folder), skip_bad)
-    images = scan(folder)
-    return without_bad(images) if skip_bad else images
-
-
-def _packed(url: str, skip_bad: bool) -> ImageFolder:
+    place = dataset.rstrip("/")
+    if not is_url(dataset):
+        folder = locate_folder(dataset)
+        if not packed.is_packed(folder) or has_classes(folder):
+            images = scan(folder)
+            return without_bad(images) if skip_bad else images
+        place = str(folder)
     if skip_bad:
         raise UsageError("--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with")
-    from hvdtrain.data import packed
-
-    return packed.read(url)
-
-
-def is_name(dataset: str) -> bool:
-    """Whether `--dataset` is a recipe's name, or `synthetic`: not a path, and not a URL."""
-    return dataset == NAME or dataset in recipes.names("datasets")
+    return packed.read(place)
 
 
 def is_url(dataset: str) -> bool:

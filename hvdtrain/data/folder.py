@@ -5,7 +5,7 @@ import os
 import shlex
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -42,23 +42,22 @@ Samples = Sequence[tuple[Any, int]]
 
 
 class ManyImages(Sequence[tuple[Any, int]]):
-    """(image, index of its class) each: a million take little memory, for an image is made when it is asked for."""
+    """(image, index of its class) each: a million take little memory, for an image is made when it is asked for.
+
+    Attributes:
+        image: makes one, by its number from 0.
+        labels: gives the class of each image, [images] int64.
+        image_bytes: says how many bytes all images have, encoded.
+    """
+
+    image: Callable[[int], tuple[Any, int]]
+    labels: Callable[[], Any]
+    image_bytes: Callable[[], int]
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        return self._image(range(len(self))[index])
-
-    def _image(self, index: int) -> tuple[Any, int]:
-        raise NotImplementedError
-
-    def labels(self) -> Any:
-        """The class of each image, [images] int64."""
-        raise NotImplementedError
-
-    def image_bytes(self) -> int:
-        """How many bytes all images have, encoded."""
-        raise NotImplementedError
+        return self.image(range(len(self))[index])
 
 
 class Files(ManyImages):
@@ -111,7 +110,7 @@ class Files(ManyImages):
     def __len__(self) -> int:
         return len(self.ends)
 
-    def _image(self, index: int) -> tuple[Path, int]:
+    def image(self, index: int) -> tuple[Path, int]:
         label, start = bisect_right(self.starts, index) - 1, self.ends[index - 1] if index else 0
         path = os.path.join(os.fsencode(self.part), self.classes[label], self.names[start : self.ends[index]])
         return self.root / os.fsdecode(path), label

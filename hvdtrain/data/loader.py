@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,28 +27,6 @@ READ_AHEAD = 6  # batches read ahead of those, where images come over a network
 READERS = 16  # concurrent reads over a network: each waits for the server most of the time
 
 
-class Batches(Protocol):
-    """What makes batches of samples: a Loader of images, or an OwnLoader.
-
-    Attributes:
-        ahead: how many batches it begins before they are asked for.
-        sample: one as batches have it, [1, …].
-    """
-
-    ahead: int
-    sample: torch.Tensor
-
-    @property
-    def samples(self) -> Samples: ...
-
-    def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
-        """Each share with its batch, in order.
-
-        Args:
-            look_ahead: take shares before their batches are asked for, to decode and change their images ahead.
-        """
-
-
 def example(samples: Samples, side: int, count: int) -> torch.Tensor:
     """What a model is tried with: so many samples as it is given them, images float32."""
     if isinstance(samples, OwnSamples):
@@ -61,7 +38,7 @@ def example(samples: Samples, side: int, count: int) -> torch.Tensor:
 def open_loader(
     samples: Samples, side: int, threads: int, augment: Augment | None = None, resize: int = 0,
     soon: Iterable[int] | None = None,
-) -> Batches:  # fmt: skip
+) -> "Batches":  # fmt: skip
     """What makes batches of these samples; see Loader for the rest, which a user's own data has no use for."""
     if isinstance(samples, OwnSamples):
         return OwnLoader(samples)
@@ -76,6 +53,7 @@ class OwnLoader:
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="read")
 
     def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
+        """As in Loader."""
         waiting: deque[tuple[Share, Future[Batch]]] = deque()
         for share in shares:
             if not waiting and self.samples.keeps(share.indices):  # handing it to a thread would take longer
@@ -101,6 +79,10 @@ class Loader:
         soon: the samples that are decoded at once if images are cached, others when they are first asked for; by
             default all.
 
+    Attributes:
+        ahead: how many batches it begins before they are asked for.
+        sample: one as batches have it, [1, …].
+
     Raises:
         Failure: an image cannot be read, or is none that a build would accept (data.image); the message names it. Of
             those that are not decoded at once, when they are asked for.
@@ -125,6 +107,11 @@ class Loader:
             self._keep(self.missing if soon is None else soon)
 
     def batches(self, shares: Iterable[Share], look_ahead: bool = True) -> Iterator[tuple[Share, Batch]]:
+        """Each share with its batch, in order.
+
+        Args:
+            look_ahead: take shares before their batches are asked for, to decode and change their images ahead.
+        """
         waiting: deque[tuple[Share, Future[torch.Tensor]]] = deque()
         for share in shares:
             if self.cache is not None:
@@ -145,7 +132,7 @@ class Loader:
         assert self.cache is not None
         new = sorted(self.missing.intersection(indices)) if self.missing else []
         if self.readers:
-            new.sort(key=lambda index: self.samples[index][0].place)  # row group by row group
+            new.sort(key=lambda index: self.samples[index][0].row)  # row group by row group
             for index, image in zip(new, self._decoded(new, 0), strict=True):
                 self.cache[index] = image.result()
         else:
@@ -205,6 +192,9 @@ class Loader:
         )
         corner = (round((image.width - self.side) / 2), round((image.height - self.side) / 2))
         return image.crop((*corner, corner[0] + self.side, corner[1] + self.side))
+
+
+Batches = OwnLoader | Loader
 
 
 def labels(samples: Samples) -> torch.Tensor:

@@ -162,15 +162,12 @@ class RowGroups:
                 oldest = next(key for key in self.kept if key in self.sizes)
                 del self.kept[oldest], self.sizes[oldest]
 
-    def _local(self, number: int) -> Path | None:
-        """Where a file is on this host. It is downloaded where it is to be kept."""
-        file = self.files[number]
-        if getattr(file.filesystem, "local_file", False):
-            return Path(file.path)
-        return kept(self.cache / f"{number:05d}.parquet", file.filesystem, file.path, file.size) if self.cache else None
-
     def _read(self, number: int, group: int) -> Any:
-        file, local = self.files[number], self._local(number)
+        file, local = self.files[number], None  # where it is on this host: downloaded, where it is to be kept
+        if getattr(file.filesystem, "local_file", False):
+            local = Path(file.path)
+        elif self.cache:
+            local = kept(self.cache / f"{number:05d}.parquet", file.filesystem, file.path, file.size)
         images = file.read(group, local or RangeFile(file.filesystem, file.path, file.size))
         if local and file.groups[group].is_plain:
             places = _places(local, file.groups[group], images)
@@ -204,7 +201,7 @@ class ParquetImage:
     """One image in a Parquet file.
 
     Attributes:
-        row: which it is in its part, from 0.
+        row: which it is in its part, from 0. Images that are read in this order are read row group by row group.
     """
 
     part: "ParquetImages" = field(repr=False)
@@ -213,11 +210,6 @@ class ParquetImage:
     @property
     def name(self) -> str:
         return f"{self.part.name}-{self.row}"
-
-    @property
-    def place(self) -> int:
-        """Where it is; images that are read in this order are read row group by row group."""
-        return self.row
 
     def read_bytes(self) -> bytes:
         """The encoded image. Failure where it cannot be read."""
@@ -257,7 +249,7 @@ class ParquetImages(ManyImages):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _image(self, index: int) -> tuple[ParquetImage, int]:
+    def image(self, index: int) -> tuple[ParquetImage, int]:
         row = int(self.rows[index])
         return ParquetImage(self, row), int(self._labels[row])
 

@@ -60,21 +60,20 @@ def choose_labels(labels: Set[str], titles: Mapping[str, str], options: Mapping[
         for label in labels:
             for name in titles.get(label, "").lower().split(","):
                 named.setdefault(name.strip(), set()).add(label)
-        return {name if name in labels else _label_of(name, labels, named) for name in wanted}
+        chosen = set()
+        for name in wanted:
+            fitting = [name] if name in labels else sorted(named.get(name.lower(), ()))
+            if not fitting:
+                raise unknown("class", name, some_of(sorted(labels), 12).split(", "))
+            if len(fitting) > 1:
+                raise UsageError(f"'{name}' may be {' or '.join(fitting)}: name the one you mean")
+            chosen.add(fitting[0])
+        return chosen
     if not number:
         return labels
     if number > len(labels):
         raise UsageError(f"{number} classes were asked for, and there are {len(labels)}")
     return set(sorted(labels, key=lambda label: _draw(options["seed"], label))[:number])
-
-
-def _label_of(name: str, labels: Set[str], named: Mapping[str, Set[str]]) -> str:
-    fitting = sorted(named.get(name.lower(), ()))
-    if not fitting:
-        raise unknown("class", name, some_of(sorted(labels), 12).split(", "))
-    if len(fitting) > 1:
-        raise UsageError(f"'{name}' may be {' or '.join(fitting)}: name the one you mean")
-    return fitting[0]
 
 
 def by_class(items: Iterable[Item], classes: Mapping[str, Any] | None) -> dict[str, list[Item]]:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,6 +64,9 @@ def doctor(as_json: bool) -> None:
     Exit code 0 where a comparison can run on this machine, 1 where something that it needs is missing.
     A warning costs speed, or concerns several hosts or GPUs only.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     from hvdtrain.console import Console
 
     with Console(stderr=True).status("looking"):
@@ -71,22 +74,13 @@ def doctor(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        _print_table(rows)
+        table = Table("status", "what", "found", box=None, pad_edge=False)
+        colours = {OK: "green", WARNING: "yellow", MISSING: "red"}
+        for row in rows:
+            status, what, found, advice = (str(row[key]) for key in ("status", "check", "found", "advice"))
+            table.add_row(Text(status, colours[status]), Text(what), Text(f"{found}\n→ {advice}" if advice else found))
+        Console(240).print(table)
     if missing := [str(row["check"]) for row in rows if row["needed"] and row["status"] == MISSING]:
         raise Failure(f"no comparison can run on this machine before this is put right: {', '.join(missing)}")
     if not as_json:
         click.echo("A comparison can run on this machine: `hvdtrain compare`; `hvdtrain verify` checks the results.")
-
-
-def _print_table(rows: Sequence[Mapping[str, str | bool]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from hvdtrain.console import Console
-
-    table = Table("status", "what", "found", box=None, pad_edge=False)
-    colours = {OK: "green", WARNING: "yellow", MISSING: "red"}
-    for row in rows:
-        status, what, found, advice = (str(row[key]) for key in ("status", "check", "found", "advice"))
-        table.add_row(Text(status, colours[status]), Text(what), Text(f"{found}\n→ {advice}" if advice else found))
-    Console(240).print(table)

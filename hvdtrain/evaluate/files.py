@@ -25,14 +25,11 @@ def check_out(out: Path) -> None:
     existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK, effective_ids=True):
         raise UsageError(f"cannot write in {existing}: name another folder with --out")
-    check_replaceable(out, {FIGURES, CONFUSION, MISTAKES}, _is_evaluation(out), MAKER)
-
-
-def _is_evaluation(out: Path) -> bool:
     try:
-        return parse_json(read_whole(out / FIGURES))["made_by"] == MAKER
+        is_evaluation = parse_json(read_whole(out / FIGURES))["made_by"] == MAKER
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        is_evaluation = False
+    check_replaceable(out, {FIGURES, CONFUSION, MISTAKES}, is_evaluation, MAKER)
 
 
 def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | None]) -> None:
@@ -45,7 +42,10 @@ def write(out: Path, predictions: "Predictions", facts: dict[str, str | bool | N
     Raises:
         UsageError: the folder holds something else.
     """
-    classes, counts = predictions.classes, predictions.confusion.tolist()
+    from sklearn.metrics import confusion_matrix
+
+    classes = predictions.classes
+    counts = confusion_matrix(predictions.labels, predictions.predicted, labels=range(len(classes))).tolist()
     figures = facts | {
         "made_by": MAKER, "images": len(predictions.labels), "top1": predictions.top1, "top5": predictions.top5,
         "loss": predictions.loss if math.isfinite(predictions.loss) else None, "classes": classes, "confusion": counts,

@@ -54,13 +54,6 @@ class Predictions:
         return float((self.labels == self.predicted).mean())
 
     @cached_property
-    def confusion(self) -> np.ndarray:
-        """How many images of a true class (row) have each predicted class (column): [classes, classes] int64."""
-        from sklearn.metrics import confusion_matrix
-
-        return confusion_matrix(self.labels, self.predicted, labels=range(len(self.classes)))
-
-    @cached_property
     def mistakes(self) -> list[int]:
         """The images with a wrong prediction, the most confident first."""
         wrong = np.flatnonzero(self.labels != self.predicted)

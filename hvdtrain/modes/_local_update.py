@@ -7,20 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvdtrain.buckets.local_steps import LocalSteps
+from hvdtrain.buckets.local_steps import LocalSteps, LocalSynchroniser
 from hvdtrain.buckets.partition import cut
 from hvdtrain.coordination.group import Group
 from hvdtrain.coordination.job import Job
-from hvdtrain.coordination.synchroniser import Rounds, Synchroniser, ring_traffic
+from hvdtrain.coordination.synchroniser import ring_traffic
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import make_exchange_optimizer, restore_state, set_lr, state_of
 
 
-class LocalUpdate(Synchroniser):
+class LocalUpdate(LocalSynchroniser):
     """What modes share whose workers all apply the same update to their own weights.
 
-    Such a mode adds `group` and `prepare`, which calls `begin_with` when every worker has the first one's weights, and
-    where there are several workers `average`.
+    A mode with several workers adds `average`, and calls `prepare` when all have the first one's weights.
 
     Attributes:
         message: payload bytes of a step's gradients, as they are averaged.
@@ -30,16 +29,14 @@ class LocalUpdate(Synchroniser):
     message = 0.0
     optimizer: torch.optim.Optimizer
     parameters: list[Any]
-    local: LocalSteps | None = None
+    waited_s = 0.0
 
     def __init__(self, job: Job, group: Group) -> None:
         self.config, self.world, self.group, self.steps = job.config, job.world, group, job.steps
         # Of buckets that are under way: Δ, in their order, and what waits for the mean of all workers' in it.
         self._averaged: dict[tuple[int, ...], tuple[torch.Tensor, Callable[[], object]]] = {}
-        self._waited_s = 0.0
 
-    def begin_with(self, model: nn.Module) -> None:
-        """Make what updates these weights."""
+    def prepare(self, model: nn.Module) -> nn.Module:
         self.parameters = trained(model)
         if self.config.local_steps:
             sizes = [p.numel() for p in self.parameters]
@@ -47,6 +44,7 @@ class LocalUpdate(Synchroniser):
             self.local = LocalSteps(self.config, model, flatten_weights(model), pieces)
             self.parameters = [self.local.outer[piece.start : piece.stop] for piece in pieces]
         self.optimizer = make_exchange_optimizer(self.config, self.parameters, self.world.workers)
+        return model
 
     def average(self, values: torch.Tensor) -> Callable[[], object]:
         """Have the mean of all workers' values in them, once what is returned has been called."""
@@ -67,7 +65,7 @@ class LocalUpdate(Synchroniser):
 
     def begin(self, step: int, lr: float) -> None:
         if self.local:
-            self._waited_s = 0.0
+            self.waited_s = 0.0
             self.local.begin_step()
             self._take_outer_step(tuple(self.local.due))
             self.local.begin(lr)
@@ -95,25 +93,13 @@ class LocalUpdate(Synchroniser):
         self.optimizer.step()
         for part in parts:
             part.grad = None
-        self._waited_s = time.perf_counter() - began
+        self.waited_s = time.perf_counter() - began
 
     def refresh(self) -> None:
         if self.local:
             for numbers in [*self._averaged]:
                 self._take_outer_step(numbers)
             self.local.show_outer()
-
-    @property
-    def waited_s(self) -> float:
-        return self._waited_s
-
-    @property
-    def rounds(self) -> Rounds | None:
-        return self.local.rounds if self.local else None
-
-    @property
-    def ended_round(self) -> bool:
-        return self.local is not None and self.local.is_over
 
     def traffic(self, steps: int) -> tuple[int, int]:
         return ring_traffic(self.world.size, 4 * self.local.sent if self.local else steps * self.message)

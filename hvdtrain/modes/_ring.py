@@ -3,7 +3,6 @@
 import math
 import os
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import Any
@@ -14,12 +13,12 @@ from torch import nn
 from torch.futures import Future
 
 from hvdtrain.buckets.exchange import Exchange, Lane
-from hvdtrain.buckets.local_steps import LocalSteps
+from hvdtrain.buckets.local_steps import LocalSteps, LocalSynchroniser
 from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.buckets.staging import Staging
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.coordination.synchroniser import Rounds, Synchroniser, ring_traffic
+from hvdtrain.coordination.synchroniser import ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, payload_bytes, trained
 from hvdtrain.numerics.optimizers import COUNT, make_exchange_optimizer, restore_state, set_lr, state_of
@@ -52,12 +51,8 @@ class Collectives:
         Args:
             update: takes this rank's shard; what it makes of that goes to all.
         """
-
-        def gather(shard: torch.Tensor) -> int:
-            handle: int = hvd.allgather_async(update(shard), name=f"updated {name}")
-            return handle
-
-        return self._result(hvd.reducescatter_async(tensor, op=hvd.Average, name=name), gather)
+        reduced = hvd.reducescatter_async(tensor, op=hvd.Average, name=name)
+        return self._result(reduced, lambda shard: hvd.allgather_async(update(shard), name=f"updated {name}"))
 
     def gather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Those of all ranks, one after the other, now."""
@@ -116,33 +111,26 @@ class RingLane(Lane):
         self.start, self.part = self.choose_part()
         self.optimizer = make_exchange_optimizer(job.config, [self.part], job.world.workers)
 
-    @abstractmethod
     def choose_part(self) -> tuple[int, torch.Tensor]:
-        """See `start` and `part`."""
+        """See `start` and `part`: all of the bucket."""
+        return 0, self.weights.cpu() if self.staging else self.weights
 
-    def update(self, gradient: torch.Tensor) -> None:
-        """Take the optimizer's step on this rank's part: [part] float32."""
+    def update(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Take the optimizer's step on this rank's part: [part] float32, which is returned."""
         set_lr(self.optimizer, self.context)
         self.part.grad = gradient
         self.optimizer.step()
         self.part.grad = None
+        return self.part
 
 
-class RingTrace:
-    """Writes reductions of recorded steps, and waits in them, to the timeline of --trace."""
-
-    def sent(self, lane: Lane, under_way: int) -> None:
-        pass
-
-    def answered(self, lane: Lane, came: float, under_way: int) -> None:
-        if trace.is_recording():
-            trace.reduction(lane.size, lane.sent_at)
-
-    def waited(self, began: Any, ended: Any) -> None:
-        pass
+def _trace_reduction(lane: Lane, came: float, under_way: int) -> None:
+    """Write a reduction of a recorded step to the timeline of --trace."""
+    if trace.is_recording():
+        trace.reduction(lane.size, lane.sent_at)
 
 
-class Ring(Synchroniser):
+class Ring(LocalSynchroniser):
     """
     Args:
         make_lane: takes what RingLane does.
@@ -153,7 +141,6 @@ class Ring(Synchroniser):
 
     exchange: Exchange
     message: float
-    local: LocalSteps | None = None
 
     def __init__(self, job: Job, make_lane: Callable[..., RingLane]) -> None:
         # Gloo's own limit, 30 s, would run while another host's workers still look at their images.
@@ -190,7 +177,7 @@ class Ring(Synchroniser):
         if not self.local:
             self.exchange.attach(model, self.waits_for_layers)
         if trace.is_on:
-            self.exchange.observers.append(RingTrace())
+            self.exchange.on_answered = _trace_reduction
         return model
 
     def share_weights(self, model: nn.Module) -> None:
@@ -241,14 +228,6 @@ class Ring(Synchroniser):
         if self.local:
             for number in self.local.step():
                 self.exchange.send(number, self.local.difference(number))
-
-    @property
-    def rounds(self) -> Rounds | None:
-        return self.local.rounds if self.local else None
-
-    @property
-    def ended_round(self) -> bool:
-        return self.local is not None and self.local.is_over
 
     def refresh(self) -> None:
         self.exchange.wait_for_all()

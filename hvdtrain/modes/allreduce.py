@@ -21,9 +21,6 @@ WAIT_FOR = ("step", "layer")
 class AllReduceLane(RingLane):
     """The average of the bucket's gradients comes to every rank, which updates all of it."""
 
-    def choose_part(self) -> tuple[int, torch.Tensor]:
-        return 0, self.weights.cpu() if self.staging else self.weights
-
     def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
         return self.ring.average(gradient, f"bucket {self.number}", self.config.compression == "fp16")
 

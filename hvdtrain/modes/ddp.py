@@ -56,7 +56,7 @@ class Ddp(LocalUpdate):
         is_low_rank, on_gpu = self.config.compression == "powersgd", next(model.parameters()).device.type == "cuda"
         one_bucket = {"bucket_cap_mb": 2**20} if is_low_rank and not on_gpu else {}
         self.module = wrap(model, forward_sync_buffers=False, **one_bucket)
-        self.begin_with(model)
+        super().prepare(model)
         is_traced = trace.is_on and self.world.size > 1 and not on_gpu
         if is_low_rank:
             self.low_rank = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
@@ -98,14 +98,9 @@ def _traced(hook: Hook) -> Hook:
     def traced(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
         began, size = time.perf_counter(), bucket.buffer().nbytes
         averaged = hook(state, bucket)
-        if not trace.is_recording():
-            return averaged
-
-        def done(future: Future[torch.Tensor]) -> torch.Tensor:
-            trace.reduction(size, began)
-            return future.value()
-
-        return averaged.then(done)
+        if trace.is_recording():
+            averaged.add_done_callback(lambda _: trace.reduction(size, began))
+        return averaged
 
     return traced
 

@@ -34,11 +34,7 @@ class ShardedLane(RingLane):
         return start, part.cpu() if self.staging else part
 
     def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
-        return self.ring.average_shard(gradient, f"bucket {self.number}", self._updated)
-
-    def _updated(self, average: torch.Tensor) -> torch.Tensor:
-        self.update(average)
-        return self.part
+        return self.ring.average_shard(gradient, f"bucket {self.number}", self.update)
 
     def take(self, weights: torch.Tensor) -> None:
         self.write(weights)

@@ -105,16 +105,14 @@ class Clock:
         for (_, before), (part, after) in zip(self.marks, self.marks[1:], strict=False):
             spent[part] += self.watch.seconds(before, after)
         if trace.is_recording():
-            self._trace()
+            now, last = time.perf_counter(), self.marks[-1][1]
+            moments = [moment for _, moment in self.marks]
+            if self.watch.on_gpu:
+                moments = [now - self.watch.seconds(moment, last) for moment in moments]
+            for before, after, (part, _) in zip(moments, moments[1:], self.marks[1:], strict=False):
+                trace.span(trace.STEP, part, before, after)
         self.marks = self.marks[-1:]
         return spent
-
-    def _trace(self) -> None:
-        """Write down the parts of this lap."""
-        now, last = time.perf_counter(), self.marks[-1][1]
-        moments = [now - self.watch.seconds(moment, last) if self.watch.on_gpu else moment for _, moment in self.marks]
-        for before, after, (part, _) in zip(moments, moments[1:], self.marks[1:], strict=False):
-            trace.span(trace.STEP, part, before, after)
 
 
 def move(seconds: dict[str, float], source: str, target: str, amount: float) -> dict[str, float]:

@@ -93,7 +93,7 @@ class Shard:
 
     def __init__(self, weights: torch.Tensor, make_optimizer: MakeOptimizer, compensation: float = 0.0) -> None:
         self.weights = weights
-        self.readable_weights = weights.detach()  # the same memory, for whoever is sent it: see copy_before_write
+        self.readable_weights = weights.detach()  # the same memory, for whoever is sent it: see step
         self.readers: set[int] = set()  # workers that were sent this memory, which may still be on its way
         self.optimizer = make_optimizer([weights])
         self.version = 0  # how many steps were taken
@@ -108,7 +108,7 @@ class Shard:
         """Take one: see Step."""
         before = self.weights.clone() if look_ahead else None
         if self.readers:
-            self.copy_before_write()
+            self.move(self.weights.clone())  # and leave the memory that they were in to those who read it
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.weights.grad = gradient
@@ -117,10 +117,6 @@ class Shard:
         self.predicted = before.lerp_(self.weights, 1 + look_ahead) if before is not None else None
         self.version += 1
         self.changes += 1
-
-    def copy_before_write(self) -> None:
-        """Have the weights in new memory, and leave the one they were in to those who read it."""
-        self.move(self.weights.clone())
 
     def move(self, weights: torch.Tensor) -> None:
         """Have the weights in this memory from now on."""

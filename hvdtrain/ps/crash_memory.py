@@ -37,37 +37,34 @@ class CrashMemory:
 
     Args:
         file: of a server that was killed: a file descriptor of its memory.
+
+    Attributes:
+        parts: where the records of each begin, by its name.
     """
 
     def __init__(self, file: int | None = None) -> None:
         self.file = os.memfd_create(MEMORY_NAME) if file is None else file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._end = max(os.fstat(self.file).st_size, 2 * RECORD)
-        self._parts: dict[str, int] = {}  # where the records of each begin
+        self.parts: dict[str, int] = {}
         self._directory = _Records(self.file, 0)
         if file is not None and (saved := self._directory.read()):
-            self._parts = saved
+            self.parts = saved
 
     def state_of(self, name: str) -> "SavedState":
         """The part of that name, as it was saved, or empty."""
         with self._lock:
-            if name not in self._parts:
-                self._parts[name] = self._take(2 * RECORD)
-                self._directory.write(self._parts)
-        return SavedState(self, self._parts[name])
-
-    def names(self) -> list[str]:
-        return list(self._parts)
+            if name not in self.parts:
+                self.parts[name] = self.allocate(2 * RECORD)
+                self._directory.write(self.parts)
+        return SavedState(self, self.parts[name])
 
     def allocate(self, size: int) -> int:
         """Where so many bytes begin that are nobody's."""
         with self._lock:
-            return self._take(size)
-
-    def _take(self, size: int) -> int:
-        start, self._end = self._end, self._end + -(-size // PAGE) * PAGE
-        os.ftruncate(self.file, self._end)
-        return start
+            start, self._end = self._end, self._end + -(-size // PAGE) * PAGE
+            os.ftruncate(self.file, self._end)
+            return start
 
 
 class _Records:
@@ -83,7 +80,10 @@ class _Records:
             raise Failure(f"a parameter server cannot keep {len(content):,} bytes of what it knows")
         self.number += 1
         head = _HEAD.pack(self.number, len(content), zlib.crc32(content, self.number))
-        _write(self.file, self.start + self.number % 2 * RECORD, head + content)
+        rest, at = memoryview(head + content), self.start + self.number % 2 * RECORD
+        while rest:
+            written = os.pwrite(self.file, rest, at)
+            rest, at = rest[written:], at + written
 
     def read(self) -> Any:
         """The newest record that is whole; None where there is none."""
@@ -169,10 +169,3 @@ def _mapped(file: int, start: int, size: int) -> "ctypes.Array[ctypes.c_char]":
     if at == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"cannot keep {size:,} bytes")
     return (ctypes.c_char * size).from_address(at)
-
-
-def _write(file: int, start: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(file, view, start)
-        view, start = view[written:], start + written

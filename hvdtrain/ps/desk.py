@@ -126,8 +126,10 @@ class Desk:
                 value = self._place_joiner(value, *to)
             if to == asked:
                 result = value
-            if future is not None:
-                _settle(future, value)
+            if future is not None and isinstance(value, Failure):
+                future.set_exception(value)  # type: ignore[arg-type]  # torch's stub takes results alone
+            elif future is not None:
+                future.set_result(value)
         return result, sent
 
     def push(self, bucket: int, push: Push) -> "Answer | Future[Answer]":
@@ -224,12 +226,5 @@ class Desk:
         for part, asked in list(self.owed):
             waits = asked[-1] if isinstance(asked, tuple) else asked
             if waits == worker and (future := self.owed.pop((part, asked), None)) is not None:
-                _settle(future, Failure(GIVEN_UP))
+                future.set_exception(Failure(GIVEN_UP))  # type: ignore[arg-type]
         self.shared.forget(worker)
-
-
-def _settle(future: "Future[Any]", value: Any) -> None:
-    if isinstance(value, Failure):
-        future.set_exception(value)  # type: ignore[arg-type]  # torch's stub takes results alone
-    else:
-        future.set_result(value)

@@ -42,7 +42,7 @@ class Journal:
 
     def __init__(self, memory: CrashMemory | None = None, folder: Path | None = None, server: int = 0) -> None:
         self.memory = memory
-        self._saved = {name: memory.state_of(name) for name in memory.names()} if memory else {}
+        self._saved = {name: memory.state_of(name) for name in memory.parts} if memory else {}
         # Of each part's, in the ledger: those beyond what it had saved are written again.
         self.lines = Counter({name: state.plain[0] for name, state in self._saved.items() if state.plain is not None})
         self._names: dict[Part, str] = {}

@@ -94,7 +94,7 @@ def serve(
                 wire.leave_together(world, store, config.timeout, present)
     except Failure as problem:
         if memory:  # for which the others would wait
-            wire.leave_failed(problem)
+            wire.leave_now(problem)
         raise
     finally:
         if restart:
@@ -108,12 +108,12 @@ def _desk(job: Job, make_policy: MakePolicy, memory: CrashMemory | None, recover
     journal = Journal(memory, job.folder if config.record else None, world.rank) if memory or config.record else None
 
     def make_bucket(number: int, weights: torch.Tensor) -> Bucket:
-        policy = make_policy(world.workers, config)
-
-        def make_optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-            return load.time_steps_of(make_exchange_optimizer(config, parameters, world.workers))
-
-        return Bucket(weights, make_optimizer, policy, memory is not None)
+        return Bucket(
+            weights,
+            lambda parameters: load.time_steps_of(make_exchange_optimizer(config, parameters, world.workers)),
+            make_policy(world.workers, config),
+            answers_again=memory is not None,
+        )
 
     decode = None if config.compression == "none" else Compressor(config.compression).decode
     fixed = config.shares == "equal"

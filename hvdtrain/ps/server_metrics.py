@@ -157,15 +157,14 @@ class ServerMetrics:
         self.thread.start()
 
     def _run(self) -> None:
-        self._write()
-        while not self.stopped.wait(EVERY_S):
-            self._write()
-        self._write()
-
-    def _write(self) -> None:
-        rss_mb = self.process.memory_info().rss / 2**20
-        row = {"time": round(time.time(), 3), **self.load.row(), "cpu_s": round(self.load.cpu_s(), 3)}
-        self.file.write(json.dumps(row | {"rss_mb": round(rss_mb, 1)}) + "\n")
+        is_last = False
+        while True:
+            rss_mb = self.process.memory_info().rss / 2**20
+            row = {"time": round(time.time(), 3), **self.load.row(), "cpu_s": round(self.load.cpu_s(), 3)}
+            self.file.write(json.dumps(row | {"rss_mb": round(rss_mb, 1)}) + "\n")
+            if is_last:
+                return
+            is_last = self.stopped.wait(EVERY_S)
 
     def stop(self) -> None:
         self.stopped.set()

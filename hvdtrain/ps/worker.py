@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvdtrain.buckets.local_steps import LocalSteps
+from hvdtrain.buckets.local_steps import LocalSteps, LocalSynchroniser
 from hvdtrain.buckets.partition import Piece, cut
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.join_info import servers_return
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.server_group import ServerGroup
-from hvdtrain.coordination.synchroniser import Rounds, Synchroniser
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.flat import flatten_weights, trained
 from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.ps.exchange import PushExchange
-from hvdtrain.ps.push_observers import observers
+from hvdtrain.ps.push_trace import PushTrace
+from hvdtrain.system import trace
 from hvdtrain.wire.messages import PushStatus
 from hvdtrain.wire.shared import SharedMemory
 from hvdtrain.wire.wire import start
@@ -29,7 +29,7 @@ from hvdtrain.wire.wire import start
 INSTALLED = "installed"  # in the store, once every server has its weights
 
 
-class PushPull(Synchroniser):
+class PushPull(LocalSynchroniser):
     """Pushes gradients to the servers while backward goes on, and takes weights back until forward needs them, layer by
     layer: there is nothing to wait for between the two. The optimizer runs on the servers.
 
@@ -38,7 +38,6 @@ class PushPull(Synchroniser):
     """
 
     group: ServerGroup
-    local: LocalSteps | None = None
 
     def __init__(self, job: Job, arrival: Arrival | None = None, in_step: bool = False) -> None:
         self.in_step = in_step and not job.config.backup
@@ -76,7 +75,10 @@ class PushPull(Synchroniser):
             self.wire, self.world.member, self.world.workers, pieces, sizes, weights, self.config.compression,
             staged=weights.is_cuda, shared=self.shared, pushes_again=self.servers_return,
         )  # fmt: skip
-        self.exchange.observers += observers(self.world.workers)
+        if trace.is_on:
+            told = PushTrace(self.world.workers)
+            self.exchange.on_sent, self.exchange.on_answered = told.sent, told.answered
+            self.exchange.on_waited = told.waited
         for server in range(self.world.servers):
             self.wire.watch(server, self.timeout, partial(self._server_ended, server))
         if self.arrival:
@@ -164,12 +166,8 @@ class PushPull(Synchroniser):
                 self.exchange.send(number, self.local.difference(number))
 
     @property
-    def rounds(self) -> Rounds | None:
-        return self.local.rounds if self.local else None
-
-    @property
     def ended_round(self) -> bool:
-        return self.in_step and self.local is not None and self.local.is_over
+        return self.in_step and super().ended_round
 
     def skip_if_overtaken(self, step: int) -> bool:
         """As in Synchroniser: this step came to its end without this worker while it was at an earlier one."""

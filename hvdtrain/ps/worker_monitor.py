@@ -89,7 +89,11 @@ class WorkerMonitor:
             Failure: one was lost, and the others cannot go on; or all were.
         """
         while self.at_work or not self.present:
-            worker, why = self._next()
+            try:
+                # Where all are lost, one that is started again goes on where they were.
+                worker, why = self._events.get(timeout=self.config.timeout if not self.at_work else None)
+            except Empty:
+                raise Failure("all workers are lost, and none came back") from None
             if why is None:
                 self.present.add(worker)
                 self.at_work += 1
@@ -109,13 +113,6 @@ class WorkerMonitor:
             self._open_door.unlink(missing_ok=True)
         if self._lives:
             self._lives.close()
-
-    def _next(self) -> tuple[int, str | None]:
-        try:
-            # Where all are lost, one that is started again goes on where they were.
-            return self._events.get(timeout=self.config.timeout if not self.at_work else None)
-        except Empty:
-            raise Failure("all workers are lost, and none came back") from None
 
     def _watch(self, worker: int) -> None:
         ended = partial(lambda worker, why: self._events.put((worker, why)), worker)

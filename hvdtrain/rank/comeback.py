@@ -1,6 +1,7 @@
 """A server that comes back, in place of one that was killed: what rank.respawn forks for that."""
 
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,15 +16,18 @@ from hvdtrain.world.place import RESPAWNS, World
 
 
 def come_back(
-    folder: Path, rank: int, job: JoinInfo, memory_fd: int, killed_at: float, network: Mapping[str, int]
-) -> None:
+    folder: Path, rank: int, job: JoinInfo, memory_fd: int, killed_at: float, network: Mapping[str, int],
+    pause_s: float,
+) -> None:  # fmt: skip
     """Serve in the job that runs in the folder until that is over, with all that the killed server had answered.
 
     Args:
         memory_fd: a file descriptor of the memory that it had: see ps.crash_memory.
         killed_at: in seconds since 1970.
         network: the job's, as private_network.network_of gives it.
+        pause_s: what it does not begin before.
     """
+    time.sleep(pause_s)
     config = config_of(folder)
     if job.key:
         os.environ[WIRE_KEY] = job.key

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from hvdtrain.coordination.join_info import (
     JoinInfo,
-    RestartInfo,
     join_file,
     read_join_info,
     read_restart_info,
@@ -100,8 +99,10 @@ class Respawner:
         assert self.job
         for rank in range(self.job.ranks):
             if rank not in self.servers and (restart := read_restart_info(self.run, rank)):
+                memory = f"/proc/{restart.pid:d}/fd/{restart.memory_fd:d}"
                 with contextlib.suppress(OSError):  # it was killed before anybody held what it has
-                    self.servers[rank] = _Server(restart.pid, _memory_of(restart))
+                    if os.readlink(memory).startswith(f"/memfd:{MEMORY_NAME}"):
+                        self.servers[rank] = _Server(restart.pid, os.open(memory, os.O_RDWR | os.O_CLOEXEC))
         for rank, server in list(self.servers.items()):
             has_ended = server.has_ended()
             if server.has_begun and not has_ended:
@@ -117,7 +118,9 @@ class Respawner:
             tries = 0 if was_serving and time.monotonic() - server.since > SOON_S else server.tries
             if (was_serving or server.failed_to_begin) and tries < MOST_IN_A_ROW:
                 pause_s = PAUSE_S * (2**tries - 1)
-                come = partial(self._come_back, pause_s, rank, self.job, server.memory_fd, time.time())
+                come = partial(
+                    come_back, self.run, rank, self.job, server.memory_fd, time.time(), self.network, pause_s
+                )
                 self.servers[rank] = _Server(self._fork(come, server.memory_fd), server.memory_fd, tries + 1)
             else:
                 os.close(server.memory_fd)
@@ -127,10 +130,6 @@ class Respawner:
                         "started again, and the others wait for it until --timeout",
                         flush=True,
                     )
-
-    def _come_back(self, pause_s: float, rank: int, job: JoinInfo, memory_fd: int, killed_at: float) -> None:
-        time.sleep(pause_s)
-        come_back(self.run, rank, job, memory_fd, killed_at, self.network)
 
     def _lost(self) -> int:
         """How many workers have been lost since the last look."""
@@ -219,14 +218,6 @@ class _Server:
         with contextlib.suppress(ChildProcessError):
             self.failed_to_begin = bool(os.waitpid(self.pid, 0)[1]) and not self.has_begun
         return True
-
-
-def _memory_of(restart: RestartInfo) -> int:
-    """OSError where that process is gone, or that is no memory of a server's."""
-    path = f"/proc/{restart.pid:d}/fd/{restart.memory_fd:d}"
-    if not os.readlink(path).startswith(f"/memfd:{MEMORY_NAME}"):
-        raise OSError(f"{path} is no memory of a server's")
-    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 if __name__ == "__main__":

@@ -73,16 +73,12 @@ def _write_results(
         _add_to_manifest(job.folder, slow={"asked": job.config.slow, "achieved": achieved})
         if not job.config.saves("best"):
             (job.folder / "snapshots" / BEST).unlink(missing_ok=True)
-        _write_answers(job.folder / ANSWERS, [rows for _, rows in sorted(answers.items())])
+        if all(answers.values()):  # `1` for each that was right, where all workers have evaluated
+            bits = [int(answer) for _, of_worker in sorted(answers.items()) for answer in of_worker]
+            (job.folder / ANSWERS).write_bytes(np.packbits(bits).tobytes())
         write_json(job.folder / "summary.json", summary)
         if not math.isfinite(summary["val_loss"] or 0):
             progress.print(f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr")
-
-
-def _write_answers(path: Path, parts: Sequence[str]) -> None:
-    """Write the workers' answers, `1` for each that was right, where they have evaluated."""
-    if all(parts):
-        path.write_bytes(np.packbits([int(answer) for part in parts for answer in part]).tobytes())
 
 
 def finish_trace(job: Job, sync: Synchroniser, progress: TrainingProgress) -> None:

@@ -116,7 +116,11 @@ def prepare(
     data = dataclasses.replace(data, known_hash=identity(data))  # which may take a while
     resumed = resume.find(folder, config, data, world.is_chief) if resuming else None
     if resumed:
-        _take_weights(model, resumed)
+        try:
+            model.load_state_dict(resumed.weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split()[:30])
+            raise UsageError(f"{resumed.folder} has not the weights of this model: {reason}") from None
     return Prepared(lambda terminal: train_as_worker(job, data, model, skipped, resumed, terminal), resumed)
 
 
@@ -127,14 +131,6 @@ def _images(config: RunConfig, world: World) -> ImageFolder:
         raise UsageError(f"{len(data.train)} training images are too few for {world.workers} workers")
     check_length(config, len(data.train))
     return data
-
-
-def _take_weights(model: nn.Module, resumed: Snapshot) -> None:
-    try:
-        model.load_state_dict(resumed.weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split()[:30])
-        raise UsageError(f"{resumed.folder} has not the weights of this model: {reason}") from None
 
 
 def trial_inputs(config: RunConfig, data: ImageFolder) -> torch.Tensor | None:
@@ -266,7 +262,8 @@ def _tell(
     if allowed < starters:
         progress.print(f"this worker may use {len(allowed)} of {len(starters)} cores: with mpirun, add --bind-to none")
     if job.device.type == "cuda":
-        print(f"rank {job.world.rank} computes on {device.describe(job.device)}", file=terminal.out, flush=True)
+        gpu = torch.cuda.get_device_name(job.device)
+        print(f"rank {job.world.rank} computes on {job.device}, {gpu}", file=terminal.out, flush=True)
     if resumed:
         was = resumed.state["parts"][-1]
         size = f"{with_noun(was['workers'], 'worker')} and {with_noun(was['servers'], 'server')}"

@@ -60,15 +60,13 @@ def write_report(
     if table := content.reference:
         values = [[label, *(cell.value for cell in cells)] for label, cells in table.rows]
         files["reference.csv"] = csv_text([table.corner, *table.headings], values)
-    stale = _earlier(out) - files.keys()
-    _write_files(files, out, f"the report to {out}")
+    # Of an earlier report, what not every one has: a reference's table, the plots of its page.
+    old_page = out / "report.md"
+    old_text = old_page.read_text(encoding="utf-8", errors="replace") if old_page.is_file() else ""
+    stale = {"reference.csv", *re.findall(r"\]\((plots/[\w-]+\.svg)\)", old_text)} - files.keys()
+    write_files(files, out, f"the report to {out}")
     for name in stale:
         (out / name).unlink(missing_ok=True)
-
-
-def write_png(plots: "Sequence[Plot]", folder: Path) -> None:
-    """Write the plots as pictures."""
-    _write_files({f"{plot.name}.png": plot.png for plot in plots}, folder, f"pictures to --png {folder}")
 
 
 def json_text(data: dict[str, Any]) -> str:
@@ -76,7 +74,7 @@ def json_text(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
-def _write_files(files: Files, out: Path, what: str) -> None:
+def write_files(files: Files, out: Path, what: str) -> None:
     """Write them into the folder, each of them whole or not at all."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -90,13 +88,6 @@ def _write_files(files: Files, out: Path, what: str) -> None:
                 os.replace(Path(temporary, name), out / name)
     except OSError as error:
         raise UsageError(f"cannot write {what}: {error}") from None
-
-
-def _earlier(out: Path) -> set[str]:
-    """The files of an earlier report there that not every report has: a reference's table, the plots of its page."""
-    page = out / "report.md"
-    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
-    return {"reference.csv", *re.findall(r"\]\((plots/[\w-]+\.svg)\)", text)}
 
 
 def check_out(out: Path) -> None:

@@ -124,7 +124,12 @@ def _because(case: Case) -> str:
     if outcome.word in (RING, SERVERS, EITHER) and outcome.main and outcome.gate:
         text += f", and {figures.times(figures.ratio(outcome.gate.lead)[0])} times those of {outcome.gate.other.label}"
     if lacking:
-        return f"{text}, but {_lacking(case, *lacking)}"
+        kind, of = lacking
+        if not of.difference:
+            return f"{text}, but what {kind.label} learns beside that was not measured"
+        is_not = "is not" if of.state == WORSE else "is not shown to be"
+        points = f"{100 * case.margins.accuracy:.3g} points"
+        return f"{text}, but the accuracy of {kind.label}, {_accuracies(case, kind)}, {is_not} within {points}"
     for kind, result in list(case.tested.items())[:1]:
         text += f"; {result.state if result.state == quality.SAME else f'as accurate, {_accuracies(case, kind)}'}"
     return text
@@ -155,14 +160,6 @@ def _accuracies(case: Case, kind: Kind) -> str:
     return " beside ".join("none" if value is None else f"{value:.3f}" for value in means)
 
 
-def _lacking(case: Case, kind: Kind, of: Quality) -> str:
-    is_not = "is not" if of.state == WORSE else "is not shown to be"
-    if not of.difference:
-        return f"what {kind.label} learns beside that was not measured"
-    points = f"{100 * case.margins.accuracy:.3g} points"
-    return f"the accuracy of {kind.label}, {_accuracies(case, kind)}, {is_not} within {points}"
-
-
 # What next
 
 
@@ -178,7 +175,7 @@ class Next(NamedTuple):
 def _next(case: Case) -> Next:
     runs = [run for kind, members in case.field.by_kind.items() if kind.family for run in members]
     runs = runs or [run for members in case.field.by_kind.values() for run in members]
-    repeats, add = max(run.repeat for run in runs), _missing(case.of)
+    repeats, add = max(run.manifest.repeat for run in runs), _missing(case.of)
     if case.outcome.open:
         return _more_repeats(case, runs, repeats)
     if case.outcome.word == UNKNOWN and case.tested:
@@ -234,7 +231,9 @@ def _more_training(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     if trainings and best < target - FAR_BELOW:
         tells = f": trained too briefly for {target:g}"
         return _comparison(runs, max(repeats, LOOKS[0]), tells, longer=commands.TRAININGS)
-    more = next((look for look in LOOKS if look > max((run.repeat for run in trainings), default=0)), LOOKS[-1])
+    more = next(
+        (look for look in LOOKS if look > max((run.manifest.repeat for run in trainings), default=0)), LOOKS[-1]
+    )
     if len(trainings) == len(runs):
         return _comparison(runs, more, f": about {more} repeats would tell")
     return _comparison(runs, repeats, f": about {more} trainings would tell", trainings=more)

@@ -72,7 +72,7 @@ class Field:
         speeds: dict[tuple[int, int], list[float]] = {}
         for run in runs:
             if value := speed(run):
-                speeds.setdefault((run.repeat, self.stretches[run.folder]), []).append(value)
+                speeds.setdefault((run.manifest.repeat, self.stretches[run.folder]), []).append(value)
         return {key: fmean(values) for key, values in speeds.items()}
 
 

@@ -1,7 +1,7 @@
 """What a report says: of one comparison, or of several. `page.py` writes it, a terminal prints it."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +103,11 @@ class Content:
         left_out, screen = [*self.omitted, *notes], self.first_screen()
         lines = list(dict.fromkeys(line for _, answer in self.comparisons for line in answer.besides))
         equal = words_table("", ["field", "value", "equal in", "why it has to be equal"], self.equal)
+        manifest = self.runs[0][1].manifest
+        facts = {name: getattr(manifest.hardware, name) for name in ("cpu", "cores", "memory_gb", "gpus", "hosts")}
+        facts |= {"hvdtrain": manifest.hvdtrain, **manifest.versions, "started": manifest.started}
+        told = [(name, format_value(value)) for name, value in facts.items()]
+        machine = words_table("", ["", "of the first run"], told)
         parts = [
             *([f"# {page.plain(self.title)}"] if len(self.comparisons) > 1 else []),
             screen,
@@ -113,9 +118,9 @@ class Content:
             page.details("More plots", *map(page.plot, plots[UNFOLDED:])),
             page.details(f"What to keep in mind: {len(lines)}", *page.listed(lines)),
             page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
-            *(page.details(title, *page.listed(told)) for title, told in (folded or {}).items()),
+            *(page.details(title, *page.listed(of_title)) for title, of_title in (folded or {}).items()),
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
-            page.details("Machine and versions", _machine(self.runs[0][1])),
+            page.details("Machine and versions", markdown(machine)),
             "## To paste",
             "\n".join(["````markdown", screen, "````"]),
         ]
@@ -123,18 +128,17 @@ class Content:
 
     def first_screen(self) -> str:
         """Each answer with its table, as Markdown."""
-        return "\n\n".join(part for of, answer in self.answered for part in self._answered(of, answer))
-
-    def _answered(self, of: Comparison, answer: Answer) -> Iterator[str]:
-        """The answer of a comparison with its table."""
-        yield f"## {page.plain(of.title)}: {answer.word}" if of.title else f"# {answer.word}"
-        (_, about), *lines = _answer_lines(of, answer)
-        yield page.plain(about)
-        for label, text in lines:
-            yield f"**{label}** {page.code(text)}" if label == "next" else page.plain(text, label)
-        if links := _links(of):
-            yield page.plain(links)
-        yield markdown(figures.table(answer.data))
+        parts = []
+        for of, answer in self.answered:
+            parts.append(f"## {page.plain(of.title)}: {answer.word}" if of.title else f"# {answer.word}")
+            (_, about), *lines = _answer_lines(of, answer)
+            parts.append(page.plain(about))
+            for label, text in lines:
+                parts.append(f"**{label}** {page.code(text)}" if label == "next" else page.plain(text, label))
+            if links := _links(of):
+                parts.append(page.plain(links))
+            parts.append(markdown(figures.table(answer.data)))
+        return "\n\n".join(parts)
 
 
 def _answer_lines(of: Comparison, answer: Answer) -> list[tuple[str, str]]:
@@ -202,11 +206,3 @@ def _links(of: Comparison) -> str:
     allowed = ", ".join(f"{kind.label} {three_digits(bound)}" for kind, bound in bounds.items())
     told = f"; whatever computes, they carry at most this many samples/s: {allowed}" if allowed else ""
     return f"Links between hosts: {' to '.join(ends)} Gbit/s{told}."
-
-
-def _machine(run: Run) -> str:
-    """Hardware and versions of a run."""
-    facts = {name: getattr(run.manifest.hardware, name) for name in ("cpu", "cores", "memory_gb", "gpus", "hosts")}
-    facts |= {"hvdtrain": run.manifest.hvdtrain, **run.manifest.versions, "started": run.manifest.started}
-    rows = [(name, format_value(value)) for name, value in facts.items()]
-    return markdown(words_table("", ["", "of the first run"], rows))

@@ -185,7 +185,8 @@ DOUBTS: Sequence[Doubt] = (
     _busy_hosts,
     lambda case: _one_host(case) if case.outcome.word == ONE_MACHINE else _crowded(case),
     _of("workers or servers came and went: {}; `membership` and `returned_servers` in summary.json say when",
-        lambda run: run.workers_changed or run.summary.returned_servers),
+        lambda run: run.summary.returned_servers
+        or any(life.why or life.incarnation > 1 for life in run.summary.membership)),
     _of("stopped and resumed, and each start warms up anew: {}", lambda run: len(run.manifest.parts) > 1),
     _slowed,
     _hosts_differ,

@@ -94,27 +94,24 @@ class EqualField(NamedTuple):
     why: str
 
 
-def _rules() -> list[tuple[str, Callable[[Run], Hashable], Mapping[str, str]]]:
-    """What runs share that are compared, in words and as a key, and their fields."""
-
-    def transport(run: Run) -> Hashable:
-        return run.kind.mode, run.manifest.backend, run.manifest.starter, field_value(run, "hardware.hosts")
-
-    seed, weights, samples = ({name: why} for name, why in EQUAL_IN_REPEAT.items())
-    lr = {"lr": "the learning rate for the global batch decides how far a step goes"}
-    effective_lr = {"effective_lr": "it decides how far one push moves the weights"}
-    return [
-        ("", lambda run: None, EQUAL_EVERYWHERE),
-        ("setting", Setting.of, EQUAL_IN_SETTING),
-        ("global batch and model", lambda run: (run.manifest.global_batch, run.manifest.model), lr),
-        ("repeat", lambda run: run.repeat, seed),
-        ("repeat and model", lambda run: (run.repeat, run.manifest.model), weights),
-        ("repeat and global batch",
-         lambda run: (run.repeat, run.manifest.global_batch, run.summary.steps, run.summary.samples), samples),
-        ("mode, workers and servers", lambda run: run.kind, EQUAL_IN_KIND),
-        ("mode, workers, servers and setting", lambda run: (run.kind, Setting.of(run)), effective_lr),
-        ("mode, backend, starter and number of hosts", transport, EQUAL_IN_TRANSPORT),
-    ]  # fmt: skip
+_SEED, _WEIGHTS, _SAMPLES = ({name: why} for name, why in EQUAL_IN_REPEAT.items())
+# What runs share that are compared, in words and as a key, and their fields.
+_RULES: Sequence[tuple[str, Callable[[Run], Hashable], Mapping[str, str]]] = (
+    ("", lambda run: None, EQUAL_EVERYWHERE),
+    ("setting", Setting.of, EQUAL_IN_SETTING),
+    ("global batch and model", lambda run: (run.manifest.global_batch, run.manifest.model),
+     {"lr": "the learning rate for the global batch decides how far a step goes"}),
+    ("repeat", lambda run: run.manifest.repeat, _SEED),
+    ("repeat and model", lambda run: (run.manifest.repeat, run.manifest.model), _WEIGHTS),
+    ("repeat and global batch",
+     lambda run: (run.manifest.repeat, run.manifest.global_batch, run.summary.steps, run.summary.samples), _SAMPLES),
+    ("mode, workers and servers", lambda run: run.kind, EQUAL_IN_KIND),
+    ("mode, workers, servers and setting", lambda run: (run.kind, Setting.of(run)),
+     {"effective_lr": "it decides how far one push moves the weights"}),
+    ("mode, backend, starter and number of hosts",
+     lambda run: (run.kind.mode, run.manifest.backend, run.manifest.starter, field_value(run, "hardware.hosts")),
+     EQUAL_IN_TRANSPORT),
+)  # fmt: skip
 
 
 def check(runs: Sequence[Run]) -> list[EqualField]:
@@ -125,7 +122,7 @@ def check(runs: Sequence[Run]) -> list[EqualField]:
     """
     finished, names = [run for run in runs if run.is_finished], display_names(runs)
     equal = []
-    for shared, key, fields in _rules():
+    for shared, key, fields in _RULES:
         groups: dict[Hashable, list[Run]] = {}
         for run in finished:
             groups.setdefault(key(run), []).append(run)

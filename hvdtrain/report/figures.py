@@ -56,23 +56,6 @@ def mean(runs: Sequence[Run], figure: Figure) -> float | None:
     return fmean(values) if values else None
 
 
-def row(field: Field, kind: Kind, reference: Kind) -> dict[str, Any]:
-    """Of verdict.json: what is known of a kind of runs, its speed beside the reference's too."""
-    runs = field.by_kind[kind]
-    fast = timed(runs)
-    speeds = [value for run in fast if (value := speed(run))]
-    logs = field.log_ratios(kind, reference) if kind != reference else [0.0]
-    over, low, high = ratio(rule.at_look(logs))
-    return {
-        "run": kind.label, "mode": kind.mode, "family": kind.family, "n": len(fast), "trainings": len(whole(runs)),
-        "samples_per_s": geometric_mean(speeds) if speeds else None,
-        "least": min(speeds, default=None), "most": max(speeds, default=None),
-        "ratio": over if logs else None, "ci_low": low, "ci_high": high, "ratios": [math.exp(log) for log in logs],
-        "accuracy": mean(trained(field, kind), accuracy), "to_target": expected_time(runs),
-        "cpu_s_per_1000_samples": mean(fast, cpu_s_per_1000_samples), "busiest_share": mean(fast, busiest_share),
-    }  # fmt: skip
-
-
 def reference(field: Field, of: Sides) -> Kind:
     """Whose speed is 1: the fastest ring's, else that of the first kind that is distributed, else of any."""
     if of.rings:
@@ -81,10 +64,24 @@ def reference(field: Field, of: Sides) -> Kind:
 
 
 def rows(field: Field, reference: Kind) -> list[dict[str, Any]]:
-    """A row for each kind that is no baseline; one machine comes last."""
+    """Of verdict.json: what is known of each kind that is no baseline, beside the reference too; a machine is last."""
     kinds = [kind for kind in field.by_kind if kind.family] or list(field.by_kind)
     kinds.sort(key=lambda kind: kind.family == modes.ONE_MACHINE)
-    return [row(field, kind, reference) for kind in kinds]
+    told = []
+    for kind in kinds:
+        runs, fast = field.by_kind[kind], timed(field.by_kind[kind])
+        speeds = [value for run in fast if (value := speed(run))]
+        logs = field.log_ratios(kind, reference) if kind != reference else [0.0]
+        over, low, high = ratio(rule.at_look(logs))
+        told.append({
+            "run": kind.label, "mode": kind.mode, "family": kind.family, "n": len(fast), "trainings": len(whole(runs)),
+            "samples_per_s": geometric_mean(speeds) if speeds else None,
+            "least": min(speeds, default=None), "most": max(speeds, default=None),
+            "ratio": over if logs else None, "ci_low": low, "ci_high": high, "ratios": [math.exp(log) for log in logs],
+            "accuracy": mean(trained(field, kind), accuracy), "to_target": expected_time(runs),
+            "cpu_s_per_1000_samples": mean(fast, cpu_s_per_1000_samples), "busiest_share": mean(fast, busiest_share),
+        })  # fmt: skip
+    return told
 
 
 def table(data: Mapping[str, Any]) -> Table:
@@ -139,7 +136,7 @@ def ratio_of_times(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Any]
     """
     import numpy as np
 
-    first, second = ({run.repeat: _spent(run) for run in whole(of)} for of in (runs, others))
+    first, second = ({run.manifest.repeat: _spent(run) for run in whole(of)} for of in (runs, others))
     repeats = sorted(first.keys() & second.keys())
     pairs = np.array([[first[repeat], second[repeat]] for repeat in repeats], dtype=float)  # [n, side, (s, reached)]
     if not repeats or not pairs[:, :, 1].sum(0).all():

@@ -31,11 +31,6 @@ class Plot:
         """The SVG file's text."""
         return plot_style.svg(self.figure)
 
-    @property
-    def png(self) -> bytes:
-        """The PNG file's bytes."""
-        return plot_style.png(self.figure)
-
 
 def plain(text: str, label: str = "") -> str:
     """One line that Markdown, and the HTML inside it, show unchanged; behind a label, if there is one."""

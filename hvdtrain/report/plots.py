@@ -165,7 +165,7 @@ def _learning(comparisons: Sequence[Comparison], notes: list[str]) -> "Figure | 
             loss.plot(*_with_gaps(losses[kind]), **look)
             each = [run.summary.evaluations for run in runs]
             accuracies = _with_gaps(([e.train_s for e in es], [e.val_accuracy for e in es]) for es in each)
-            accuracy.plot(*accuracies, marker=plot_style.marker(kind), markersize=3.6, **look)
+            accuracy.plot(*accuracies, marker=plot_style.look_of(kind.mode)[1], markersize=3.6, **look)
         if target := next((run.summary.target_accuracy for run in of.runs), None):
             accuracy.axhline(target, color=plot_style.INK, linewidth=0.9, linestyle=":", label=f"target {target:g}")
         for panel, what in ((loss, "cross-entropy"), (accuracy, "validation accuracy")):

@@ -35,7 +35,7 @@ def compare(field: Field, kind: Kind, opponent: Kind, margin: float) -> Quality:
     if same_mathematics(field.by_kind[kind], field.by_kind[opponent]):
         return Quality(SAME)
     first, second = (
-        {run.repeat: run for run in trained(field, side) if run.summary.val_accuracy is not None}
+        {run.manifest.repeat: run for run in trained(field, side) if run.summary.val_accuracy is not None}
         for side in (kind, opponent)
     )
     pairs = [(first[repeat], second[repeat]) for repeat in sorted(first.keys() & second.keys())]
@@ -63,7 +63,7 @@ def same_mathematics(runs: Sequence[Run], others: Sequence[Run]) -> bool:
     """
     seen: dict[Any, set[str | None]] = {}
     for run in whole((*runs, *others)):
-        key = run.repeat, run.summary.steps, run.summary.samples
+        key = run.manifest.repeat, run.summary.steps, run.summary.samples
         seen.setdefault(key, set()).add(run.summary.samples_digest)
     is_equal = all(len(digests) == 1 for digests in seen.values())
     one, other = _mathematics(runs[0]), _mathematics(others[0])

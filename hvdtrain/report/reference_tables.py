@@ -110,8 +110,13 @@ def _format(name: str, value: float) -> str:
 
 def _differences(asked: dict[str, Any], runs: Sequence[Run]) -> list[str]:
     """A note on the options in which our runs differ from those that the preset asks for, if there are any."""
-    differences = []
-    options = [_options(row, run) for row, run in zip(result_rows(runs), runs, strict=True)]
+    differences, options = [], []  # of `hvdtrain compare`, that each run was done with
+    for row, run in zip(result_rows(runs), runs, strict=True):
+        done = {option: field_value(run, option) for option in _COMPARED_OPTIONS}
+        done["schedule"] = str(field_value(run, "schedule")).split(" ")[0]
+        if row["epochs"]:
+            done["epochs"] = round(row["epochs"], 2)
+        options.append(done)
     for option, theirs in asked.items():
         theirs = theirs if isinstance(theirs, list) else [theirs]
         ours = {format_value(of_run[option]): of_run[option] for of_run in options if option in of_run}
@@ -120,12 +125,3 @@ def _differences(asked: dict[str, Any], runs: Sequence[Run]) -> list[str]:
     if not differences:
         return []
     return [f"These runs are not as the preset has them, which stands in brackets: {'; '.join(differences)}."]
-
-
-def _options(row: Row, run: Run) -> dict[str, Any]:
-    """What a run did, as options of `hvdtrain compare`."""
-    options = {option: field_value(run, option) for option in _COMPARED_OPTIONS}
-    options["schedule"] = str(field_value(run, "schedule")).split(" ")[0]
-    if row["epochs"]:
-        options["epochs"] = round(row["epochs"], 2)
-    return options

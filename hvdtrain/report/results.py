@@ -28,7 +28,11 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
     finished = (run for members in finished_by_kind(runs).values() for run in members)
     rows: list[Row] = [{name: column.of(run) for name, column in COLUMNS.items()} for run in finished]
     one_worker = [row for row in rows if row["workers"] == 1 and row["samples_per_s"]]
-    is_weak = _matched(rows, one_worker, is_weak=True) > _matched(rows, one_worker, is_weak=False)
+    matched = []  # rows that have one on one worker to be compared with: in strong scaling, and in weak
+    for weak in (False, True):
+        keys = {_scaling_key(row, weak) for row in one_worker}
+        matched.append(sum(_scaling_key(row, weak) in keys for row in rows))
+    is_weak = matched[1] > matched[0]
     for row in rows:
         key = _scaling_key(row, is_weak)
         alike = [one for one in one_worker if _scaling_key(one, is_weak) == key]
@@ -38,12 +42,6 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
         if speed and row["samples_per_s"] is not None:
             row["scaling_efficiency"] = row["samples_per_s"] / (row["workers"] * speed.mean)
     return rows
-
-
-def _matched(rows: Sequence[Row], one_worker: Sequence[Row], is_weak: bool) -> int:
-    """How many rows have one on one worker to be compared with, in weak scaling or in strong."""
-    keys = {_scaling_key(row, is_weak) for row in one_worker}
-    return sum(_scaling_key(row, is_weak) in keys for row in rows)
 
 
 def _scaling_key(row: Row, is_weak: bool) -> Hashable:

@@ -69,12 +69,13 @@ def best_over_best(pairs: Sequence[Sequence[Any]]) -> Lead:
     size = max(len(pairs), len(pairs[0]))
     each = [[at_look(logs, size) for logs in row] for row in pairs]
 
-    def reduced(field: str) -> Any:
-        return np.max([np.min([getattr(pair, field) for pair in row], axis=0) for row in each], axis=0)
-
+    mean, low = (
+        np.max([np.min([getattr(pair, field) for pair in row], axis=0) for row in each], axis=0)
+        for field in ("mean", "low")
+    )
     high = np.min([np.max([pair.high for pair in column], axis=0) for column in zip(*each, strict=True)], axis=0)
     deviation = np.max([pair.deviation for row in each for pair in row], axis=0)
-    return Lead(reduced("mean"), reduced("low"), high, deviation, min(pair.n for row in each for pair in row))
+    return Lead(mean, low, high, deviation, min(pair.n for row in each for pair in row))
 
 
 def judge(lead: Lead, margin: float) -> Any:

@@ -57,14 +57,11 @@ def csv_text(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def markdown(table: Table) -> str:
     """The table below its title, and its notes below it."""
-
-    def line(label: str, texts: Sequence[str]) -> str:
-        return f"| {' | '.join(map(plain, [label, *texts]))} |"
-
-    rows = [line(table.corner, table.headings)]
-    rows.append("|:--" + ("|:--" if table.is_text else "|--:") * len(table.headings) + "|")
+    lines = [[table.corner, *table.headings]]
     for label, cells in table.rows:
-        rows.append(line(label, [f"{cell.text} ({cell.detail})" if cell.detail else cell.text for cell in cells]))
+        lines.append([label, *(f"{cell.text} ({cell.detail})" if cell.detail else cell.text for cell in cells)])
+    rows = [f"| {' | '.join(map(plain, line))} |" for line in lines]
+    rows.insert(1, "|:--" + ("|:--" if table.is_text else "|--:") * len(table.headings) + "|")
     title = [f"### {plain(table.title)}"] if table.title else []
     return "\n\n".join([*title, "\n".join(rows), *map(plain, table.notes)])
 

@@ -50,7 +50,7 @@ def compare_command(
     for field in dataclasses.fields(RunConfig):
         if field.name not in _DECIDED | LENGTHS:
             words += _option(field, runs, configs)
-    seed = configs[0].seed - runs[0].repeat + 1
+    seed = configs[0].seed - runs[0].manifest.repeat + 1
     words += ["--seed", str(seed)] if seed > 0 else []
     inner = runs[0].folder.parent
     if inner.name == "runs":  # of a comparison's folder
@@ -96,7 +96,7 @@ def _lengths(runs: Sequence[Run], configs: Sequence[RunConfig], longer: str, tra
             words = ["--epochs", str((config.epochs or DEFAULT_EPOCHS) * times)]
     if not sprint:
         return words
-    trainings = trainings or max((run.repeat for run, _ in whole), default=1)
+    trainings = trainings or max((run.manifest.repeat for run, _ in whole), default=1)
     words += ["--trainings", str(trainings)] if words or trainings > 1 else []
     return ["--sprint", f"{sprint * (LONGER if longer == SPRINTS else 1):g}", *words]
 

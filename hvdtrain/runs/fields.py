@@ -58,13 +58,14 @@ def ran_alike(runs: Sequence[Run], others: Sequence[Run]) -> bool:
 
 def _spread_alike(run: Run, other: Run) -> bool:
     """Whether hosts have as many workers, or as many ranks, in both; true where that was not recorded."""
-
-    def counts(of: Run, first: int) -> list[int]:
-        of_hosts = (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())
-        return sorted(filter(None, of_hosts))
-
-    pairs = [(counts(run, run.kind.servers), counts(other, other.kind.servers)), (counts(run, 0), counts(other, 0))]
-    return any(not one or not two or one == two for one, two in pairs)
+    for firsts in ((run.kind.servers, other.kind.servers), (0, 0)):
+        one, two = (
+            sorted(filter(None, (sum(rank >= first for rank in host.ranks) for host in of.manifest.hosts.values())))
+            for of, first in zip((run, other), firsts, strict=True)
+        )
+        if not one or not two or one == two:
+            return True
+    return False
 
 
 def _same_network(runs: Sequence[Run]) -> bool:

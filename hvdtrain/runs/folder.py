@@ -43,7 +43,12 @@ def check_free(folder: Path, others_log: bool = False) -> None:
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be used: {error.strerror}") from None
     if names - ({"logs"} if others_log else set()):
-        raise UsageError(f"--out {folder} {_what_is_in(folder)}: choose another folder, or remove it yourself")
+        what = "is not empty"
+        if is_begun(folder):
+            what = "holds a run, which --resume goes on with"
+        elif (folder / "runs").is_dir():
+            what = f"holds a comparison, which `hvdtrain report {folder}` shows"
+        raise UsageError(f"--out {folder} {what}: choose another folder, or remove it yourself")
 
 
 def refuse_links(folder: Path) -> None:
@@ -81,14 +86,6 @@ def unwritable(folder: Path, error: OSError) -> UsageError:
 def in_use(folder: Path, why: str, error: BlockingIOError) -> UsageError:
     by_hand = f"; if that has ended, remove {error.filename}" if error.filename else ""
     return UsageError(f"--out {folder} is in use: {why}{by_hand}")
-
-
-def _what_is_in(folder: Path) -> str:
-    if is_begun(folder):
-        return "holds a run, which --resume goes on with"
-    if (folder / "runs").is_dir():
-        return f"holds a comparison, which `hvdtrain report {folder}` shows"
-    return "is not empty"
 
 
 def name_one_of(folder: Path) -> str:

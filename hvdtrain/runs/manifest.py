@@ -17,7 +17,7 @@ from hvdtrain.models.own import batch_norm_and_dropout
 from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import schedule
 from hvdtrain.runs.launched import Launched, job_command, read_launched
-from hvdtrain.runs.request import mode_options, shares_of
+from hvdtrain.runs.request import choice, mode_options
 from hvdtrain.system.own_code import short
 from hvdtrain.wire.horovod import DEFAULTS
 from hvdtrain.world.host import gpus, hardware, speed_variables, versions
@@ -122,7 +122,7 @@ def _options_taken(job: Job) -> dict[str, Any]:
         "outer_lr": outer_lr,
         "outer_momentum": outer_momentum,
         "look_ahead": config.taken_look_ahead(world.workers, bound) if "look_ahead" in options else 0.0,
-        "shares": shares_of(config),
+        "shares": choice(config, "shares"),
         "wait_for": job.wait_for,
         "staleness_bound": bound,
         "bucket_mb": config.bucket_mb if "bucket_mb" in options else None,

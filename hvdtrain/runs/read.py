@@ -105,15 +105,6 @@ class Run:
         value = self.manifest.options.get(option)
         return value if isinstance(value, int) and value > 0 else 1
 
-    @property
-    def workers_changed(self) -> bool:
-        """Whether others were there at the end than at the start."""
-        return any(life.why or life.incarnation > 1 for life in self.summary.membership)
-
-    @property
-    def repeat(self) -> int:
-        return self.manifest.repeat
-
     def read_steps(self) -> tuple[dict[str, list[Step]], list[str]]:
         """The steps of each `rankN` from its metrics, and what is missing or was left out, a line each."""
         ranks: dict[str, list[Step]] = {}
@@ -216,13 +207,13 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
             except UsageError as error:
                 run = Run(folder, problem=str(error))
             runs.setdefault(folder.resolve(), run)
-    return sorted(runs.values(), key=lambda run: (run.manifest is _UNREAD, run.kind.order, run.repeat))
+    return sorted(runs.values(), key=lambda run: (run.manifest is _UNREAD, run.kind.order, run.manifest.repeat))
 
 
 def finished_by_kind(runs: Sequence[Run]) -> dict[Kind, list[Run]]:
     """The finished runs by kind, kinds in display order and runs in order of repeat."""
     groups: dict[Kind, list[Run]] = {}
-    for run in sorted((r for r in runs if r.is_finished), key=lambda r: (r.kind.order, r.repeat, r.name)):
+    for run in sorted((r for r in runs if r.is_finished), key=lambda r: (r.kind.order, r.manifest.repeat, r.name)):
         groups.setdefault(run.kind, []).append(run)
     return groups
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import models, modes
+from hvdtrain.config import recipes
 from hvdtrain.config.command_line import config_options
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import DEVICES, LENGTHS, OPEN_WIRES, RunConfig, flag
@@ -207,11 +208,6 @@ def choice(config: RunConfig, name: str) -> str:
     return next(iter(getattr(modes.declared(config.mode), name)), "") if value == "auto" else value
 
 
-def shares_of(config: RunConfig) -> str:
-    """How samples are shared out: `static` or `leased`."""
-    return choice(config, "shares")
-
-
 def mode_options(config: RunConfig) -> dict[str, Any]:
     """What is asked of how the mode works and of what it sends, where it is not the default, by option."""
     names = (*modes.declared(config.mode).options, "compression", *CHOICES)
@@ -237,7 +233,7 @@ def check_joinable(config: RunConfig, option: str) -> None:
     Args:
         option: which asks for it.
     """
-    if not modes.declared(config.mode).survives_lost_worker or shares_of(config) != "leased":
+    if not modes.declared(config.mode).survives_lost_worker or choice(config, "shares") != "leased":
         raise UsageError(f"{option} is for --mode ps-async and ps-ssp, where workers lease their shares")
     if config.wire not in OPEN_WIRES:
         raise UsageError(f"{option} needs --wire zmq: torch's rpc takes no new rank once one that it knew is lost")
@@ -336,7 +332,8 @@ def check_trusted(options: Mapping[str, Any], given: Collection[str], trusts: bo
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The same with absolute paths, so that it means the same from any folder."""
 
-    from hvdtrain.data.find import is_name, is_url  # with what builds data sets
+    from hvdtrain.data.find import is_url  # with what builds data sets
+    from hvdtrain.data.synthetic import NAME
 
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
@@ -344,7 +341,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def code(name: str) -> str:
         return with_file(name, file) if (file := file_of(name)) else name
 
-    known = is_name(config.dataset) or is_url(config.dataset)
+    known = config.dataset in (NAME, *recipes.names("datasets")) or is_url(config.dataset)
     own = is_code(config.dataset)
     return dataclasses.replace(
         config, dataset=config.dataset if known else code(config.dataset) if own else absolute(config.dataset),

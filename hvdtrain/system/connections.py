@@ -12,8 +12,13 @@ def tcp_connections() -> set[tuple[int, str]]:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:") and _is_tcp(int(name)):
-                found.add((int(name), target))
+            if not target.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as same:
+                listens = same.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                is_tcp = same.family in (socket.AF_INET, socket.AF_INET6) and same.type == socket.SOCK_STREAM
+                if is_tcp and not listens:
+                    found.add((int(name), target))
     return found
 
 
@@ -24,12 +29,6 @@ def cut(connections: Set[tuple[int, str]]) -> None:
             if os.readlink(f"/proc/self/fd/{descriptor}") == target:
                 with socket.socket(fileno=os.dup(descriptor)) as same:
                     same.shutdown(socket.SHUT_RDWR)
-
-
-def _is_tcp(descriptor: int) -> bool:
-    with socket.socket(fileno=os.dup(descriptor)) as same:
-        listens = same.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        return same.family in (socket.AF_INET, socket.AF_INET6) and same.type == socket.SOCK_STREAM and not listens
 
 
 class OwnConnections:

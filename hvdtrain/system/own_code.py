@@ -88,13 +88,10 @@ def told(option: str, name: str, what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
-        where = _line_in(error, file_of(name))
+        file, frames = file_of(name), traceback.extract_tb(error.__traceback__)
+        numbers = [frame.lineno for frame in frames if frame.filename == str(file)]
+        where = f" (line {numbers[-1]} of {file.name})" if file and numbers else ""
         raise UsageError(f"{option} {name} {what}: {type(error).__name__}: {lines[0][:200]}{where}") from None
-
-
-def _line_in(error: BaseException, file: Path | None) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return f" (line {lines[-1]} of {file.name})" if file and lines else ""
 
 
 def _module_name(file: Path) -> str:

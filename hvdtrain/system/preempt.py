@@ -24,8 +24,7 @@ _looked_at = 0.0
 class Terminated(SystemExit):
     """Training was ended by SIGTERM, and all is saved."""
 
-    def __init__(self) -> None:
-        super().__init__(EXIT_CODE)
+    code = EXIT_CODE
 
 
 def termination_requested() -> bool:

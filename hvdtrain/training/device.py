@@ -126,11 +126,6 @@ def _visible_gpus() -> list[int]:
     return [int.from_bytes(hashlib.blake2b(uuid.encode(), digest_size=6).digest()) for uuid in ids]
 
 
-def describe(device: torch.device) -> str:
-    """A GPU for people: `cuda:0, NVIDIA H200`."""
-    return f"{device}, {torch.cuda.get_device_name(device)}"
-
-
 def set_up(config: RunConfig) -> None:
     """Have torch compute as the configuration says. Call it before anything is computed.
 

@@ -39,10 +39,6 @@ class History:
         """The evaluation with the least validation loss, the first of equals; None where there is none."""
         return min(self.evaluations, key=lambda row: row["val_loss"], default=None)
 
-    def is_evaluated(self) -> bool:
-        """Whether the last step taken has been."""
-        return bool(self.evaluations) and self.evaluations[-1]["step"] == self.step
-
 
 def is_over(config: RunConfig, samples: int, step: int, wall_s: float, evaluations: list[dict[str, Any]]) -> bool:
     """Whether there is nothing left to train on so many samples, after so many steps and seconds."""

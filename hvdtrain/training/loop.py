@@ -25,7 +25,7 @@ from hvdtrain.training.feed import AHEAD, feed
 from hvdtrain.training.history import History, is_over
 from hvdtrain.training.progress import TrainingProgress
 from hvdtrain.training.saver import Saver
-from hvdtrain.training.shares import Shares, make_shares
+from hvdtrain.training.shares import LeasedShares, Shares, make_shares
 from hvdtrain.training.sprint import Sprint
 from hvdtrain.training.step import Stepper, digest
 
@@ -77,11 +77,11 @@ def train(training: Training, loader: Batches, validation: Batches) -> list[floa
     processor = ProcessorTime(sync)
     sprint = Sprint(config.sprint, barrier, training.recorder) if config.sprint else None
     decision = Decision(over=is_over(config, sampler.samples, history.step, history.wall_s, history.evaluations))
-    if decision.over and not history.is_evaluated():
+    if decision.over and (not history.last or history.last["step"] < history.step):
         _evaluate(training, validation, -(-history.step // sampler.steps_per_epoch), shares.trained(history))
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
-        if sync.group.leads:
+        if sync.group.leads and isinstance(shares, LeasedShares):
             shares.open(partial(_state, training, sampler))
         timer, age = Timer(history.wall_s + age), 0.0
         decision = _take_round(training, loader, shares, barrier, stepper, timer)
@@ -115,7 +115,10 @@ def _take_round(
     if decision or not training.job.config.sprint:  # a sprint evaluates nothing
         sync.refresh()
     clock.mark("refresh")
-    history.wall_s = _wall_time(training, clock.lap(), timer.seconds())
+    spent, elapsed = clock.lap(), timer.seconds()
+    _, rows = sync.group.all_gather([elapsed])  # those before the last worker wait for it
+    history.wall_s = rows.max().item()
+    training.recorder.spend(spent | {"barrier": spent["barrier"] + history.wall_s - elapsed})
     return decision
 
 
@@ -172,19 +175,6 @@ def _state(training: Training, sampler: BatchSampler) -> dict[str, Any]:
         "history": asdict(training.history), "samples": sampler.samples, "batch_size": sampler.batch_size,
         "buffers": [buffer.cpu() for buffer in statistics(training.model)],
     }  # fmt: skip
-
-
-def _wall_time(training: Training, spent: dict[str, float], elapsed: float) -> float:
-    """Seconds of training until all workers are here, the same on each; those before the last wait for it.
-
-    Args:
-        spent: seconds of each part since the last step.
-        elapsed: seconds of training until this worker was here.
-    """
-    _, rows = training.sync.group.all_gather([elapsed])
-    last = rows.max().item()
-    training.recorder.spend(spent | {"barrier": spent["barrier"] + last - elapsed})
-    return last
 
 
 def _stepper(training: Training, sampler: BatchSampler, sample: torch.Tensor, steps: int | None) -> Stepper:

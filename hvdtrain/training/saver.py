@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -49,9 +48,10 @@ class Saver:
             return
         tally = Tally.of([Tally(**row["tally"]) for row in rows])
         tally.seconds = [spent / len(rows) for spent in tally.seconds]  # the next start may have more or fewer
+        manifest = json.loads((self.job.folder / MANIFEST).read_text())  # the first worker wrote it
         state = {
             "config": dataclasses.asdict(config), "workers": world.workers, "history": dataclasses.asdict(history),
-            "tally": dataclasses.asdict(tally), **self._facts(),
+            "tally": dataclasses.asdict(tally), **{name: manifest[name] for name in FACTS},
             "slowed": {str(row["worker"]): row["slowed"] for row in rows},
         }  # fmt: skip
         try:
@@ -74,8 +74,3 @@ class Saver:
                 self.report(
                     f"the best model so far could not be saved, and {BEST} is an earlier one: {error.strerror or error}"
                 )
-
-    def _facts(self) -> dict[str, Any]:
-        """What is known of the job from its beginning, of which the first worker wrote the manifest."""
-        manifest = json.loads((self.job.folder / MANIFEST).read_text())
-        return {name: manifest[name] for name in FACTS}

@@ -18,10 +18,9 @@ from hvdtrain.training.history import History
 FORGETTING = 0.75  # what counts of what was measured, at each barrier after it
 
 
-class LockstepShares:
+class Shares:
     """This worker's share of every global batch, as long as the others'. Each is made when it is asked for: an epoch of
-    a million samples has many. A round of them is the rest of an epoch, or
-    ends where all workers decide something.
+    a million samples has many. A round of them is the rest of an epoch, or ends where all workers decide something.
 
     Args:
         drops: pushes may come too late, and nobody knows whether a share has been trained.
@@ -51,9 +50,6 @@ class LockstepShares:
         """From the next step on so many workers share every batch; this one's place is `worker`."""
         self.sampler = dataclasses.replace(self.sampler, worker=worker, workers=workers)
 
-    def open(self, state: Callable[[], dict[str, Any]]) -> None:
-        pass
-
     def waited_s(self, since: float) -> float:
         return 0.0
 
@@ -68,10 +64,13 @@ class LockstepShares:
 
     def trained(self, history: History) -> int | None:
         """Samples that were trained since the last evaluation, by workers that are lost now too; None: see `drops`."""
-        return None if self.drops else _trained(self.sampler, history)
+        if self.drops:
+            return None
+        before = history.last["step"] if history.last else 0
+        return self.sampler.trained(history.step) - self.sampler.trained(before)
 
 
-class MeasuredShares(LockstepShares):
+class MeasuredShares(Shares):
     """Shares of every global batch in proportion to how fast each worker computes: all take as long. They are cut anew
     after each of the workers' barriers, by what each has computed of late: what was before counts less each time.
 
@@ -116,7 +115,7 @@ class MeasuredShares(LockstepShares):
         return decision
 
 
-class LeasedShares:
+class LeasedShares(Shares):
     """The shares that the servers lease to this worker, each when it is ready for one. A round of them ends when those
     of the epoch have been trained, by whomever, or a worker wants a decision.
 
@@ -133,19 +132,17 @@ class LeasedShares:
     last_part = "barrier"  # from this worker's last share to the last of all
 
     def __init__(self, sampler: BatchSampler, sync: PushPull, steps: int | None, every: int) -> None:
-        self.sampler, self.sync, self.steps, self.every = sampler, sync, steps, every
+        super().__init__(sampler)
+        self.sync, self.steps, self.every = sync, steps, every
         self.reached = 0
         self._answered_at = 0.0
-
-    def recut(self, worker: int, workers: int) -> None:
-        """As in LockstepShares."""
 
     def open(self, state: Callable[[], dict[str, Any]]) -> None:
         """Before `after`, by the worker that leads: whoever joins before all are through these shares finds this."""
         self.sync.open_for_joining(state())
 
     def after(self, step: int) -> Iterator[Share]:
-        """As in LockstepShares, for all workers together; it ends when all of these shares have been trained."""
+        """As in Shares, for all workers together; it ends when all of these shares have been trained."""
         sampler, every = self.sampler, self.every
         per_epoch, workers = sampler.steps_per_epoch, sampler.workers
         last = (step // per_epoch + 1) * per_epoch
@@ -172,9 +169,6 @@ class LeasedShares:
         """
         return max(0.0, self._answered_at - since)
 
-    def took(self, samples: int, seconds: float) -> None:
-        """As in LockstepShares."""
-
     def after_step(self, barrier: StepBarrier, step: int, elapsed: float) -> Decision:
         """What to do after a step: nothing but to ask for the round's end, where this worker wants a decision."""
         barrier.in_round(elapsed)
@@ -184,18 +178,6 @@ class LeasedShares:
         """What all workers do after the round, which has come to the step that the history then has."""
         history.step = self.reached
         return barrier.after_round(history.step, elapsed)
-
-    def trained(self, history: History) -> int | None:
-        """As in LockstepShares."""
-        return _trained(self.sampler, history)
-
-
-def _trained(sampler: BatchSampler, history: History) -> int:
-    before = history.evaluations[-1]["step"] if history.evaluations else 0
-    return sampler.trained(history.step) - sampler.trained(before)
-
-
-Shares = LockstepShares | LeasedShares
 
 
 def make_shares(config: RunConfig, sampler: BatchSampler, sync: Synchroniser, steps: int | None, ahead: int) -> Shares:
@@ -208,4 +190,4 @@ def make_shares(config: RunConfig, sampler: BatchSampler, sync: Synchroniser, st
     # A cut is known a step after its barrier, and the share that is read next is not trained on yet.
     if config.shares == "measured":
         return MeasuredShares(sampler, ahead + 3)
-    return LockstepShares(sampler, drops=bool(config.backup))
+    return Shares(sampler, drops=bool(config.backup))

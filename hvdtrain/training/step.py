@@ -102,15 +102,10 @@ class Stepper:
             "loss": loss.item() if share.counted else None,
             "accuracy": correct.item() / len(labels) if share.counted else None,
         }  # fmt: skip
-        return row | self._distance(), seconds
-
-    def _distance(self) -> dict[str, float]:
-        """From the weights that this step began with, where it took outer weights."""
-        distances = self.sync.rounds.distances if self.sync.rounds else ()
-        if len(distances) == self.told:
-            return {}
-        self.told = len(distances)
-        return {"distance": distances[-1]}
+        distances = sync.rounds.distances if sync.rounds else ()
+        if len(distances) > self.told:  # this step has begun with outer weights
+            self.told, row["distance"] = len(distances), distances[-1]
+        return row, seconds
 
     def _slow_down(self, step: int, elapsed_s: float) -> None:
         """Sleep as --slow asks for, between forward and backward: as part of backward, which then begins later.

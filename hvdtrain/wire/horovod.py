@@ -55,7 +55,8 @@ def join(world: World, store: "Store | None" = None, transport: str = "auto") ->
     import horovod.torch as hvd
 
     hvd.init()
-    if (hvd.rank(), hvd.size()) != (world.starters_rank, world.size):
+    rank = world.rank if world.started is None else world.started
+    if (hvd.rank(), hvd.size()) != (rank, world.size):
         raise Failure(
             f"Horovod sees rank {hvd.rank()} of {hvd.size()}, {world.starter} started rank {world.rank} of "
             f"{world.size}: start the job with mpirun or horovodrun of this environment"

@@ -32,16 +32,16 @@ def open_store(world: World, timeout: float) -> "Store":
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         if world.rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return TCPStore(host, port, is_master=False, timeout=limit)
-        return _listen(host, port, limit, only_there=world.is_local)
+        return serve_store(host, port, timeout, only_there=world.is_local)
     if world.size == 1:
-        return _listen("127.0.0.1", 0, limit)
+        return serve_store("127.0.0.1", 0, timeout)
     if world.starter in ("env", "srun"):
         raise Failure(f"ranks started by {world.starter} need MASTER_ADDR and MASTER_PORT to find each other")
     with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
         stays = horovod.is_joined()
         if not stays:
             horovod.join(world, transport="gloo" if world.elastic else "auto")  # MPI could not be left for Gloo
-        store = _listen(own_address(world), 0, limit) if world.rank == 0 else None
+        store = serve_store(own_address(world), 0, timeout) if world.rank == 0 else None
         host, port = horovod.broadcast((own_address(world), store.port) if store else None)
         if not stays:
             horovod.leave()
@@ -67,20 +67,17 @@ def reach_store(host: str, port: int, timeout: float) -> "Store":
         ) from None
 
 
-def serve_store(host: str, port: int, timeout: float) -> "Store":
-    """A new store there, in place of one whose process was killed. Failure where the port is taken."""
-    return _listen(host, port, timedelta(seconds=timeout))
-
-
-def _listen(host: str, port: int, limit: timedelta, only_there: bool = True) -> "TCPStore":
+def serve_store(host: str, port: int, timeout: float, only_there: bool = True) -> "TCPStore":
+    """A new store there; see _listener for the rest. Failure where the port is taken."""
     from torch.distributed import TCPStore
 
     # A TCPStore that opens its own socket listens on every interface; this one listens where it is told.
     listener, host = _listener(host, port, only_there)
     port = listener.getsockname()[1]
     return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listener.detach()
-    )
+        host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
 
 
 def _listener(host: str, port: int, only_there: bool) -> tuple[socket.socket, str]:

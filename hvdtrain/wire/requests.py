@@ -48,12 +48,8 @@ class Requests:
         self._lock = threading.Lock()
         threading.Thread(target=self._answer_watches, daemon=True, name="answers watches").start()
 
-    def leave(self) -> None:
-        """This process is about to leave: whoever watches it learns so now."""
-        self._leaving.set()
-
-    def fail(self, problem: Failure) -> None:
-        """This process is about to end, for this reason, and does not come back: whoever watches it learns so now."""
+    def leave(self, problem: Failure | None = None) -> None:
+        """This process is about to leave: whoever watches it learns so now, and of a problem, if that is why."""
         self._problem = problem
         self._leaving.set()
 

@@ -27,8 +27,6 @@ from hvdtrain.wire.wire import Wire
 from hvdtrain.world.place import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.distributed import Store
 
 # TensorPipe's fastest transport between processes of a machine, `shm`, is left out: a thread of each process then polls
@@ -59,14 +57,11 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
         patience: seconds that joining may take.
         requests: answers the peers.
     """
-
-    def find(url: str, **_: object) -> "Iterator[tuple[Store, int, int]]":
-        yield PrefixStore("rpc", store), world.rank, world.size
-
     global _requests
     _requests = requests
     _internal_rpc_pickler._register_reducer(torch.Tensor, _reduce)
-    register_rendezvous_handler("hvdtrain", find)
+    met = PrefixStore("rpc", store), world.rank, world.size
+    register_rendezvous_handler("hvdtrain", lambda url, **_: iter([met]))
     options = rpc.TensorPipeRpcBackendOptions(
         init_method="hvdtrain://", rpc_timeout=patience,
         num_worker_threads=min(max(4, len(os.sched_getaffinity(0))), 16),  # more than cores only wake each other up

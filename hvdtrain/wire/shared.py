@@ -179,7 +179,9 @@ class SharedMemory:
             raise ValueError(f"no tensor: {sent}")
         size = math.prod(sent.shape) * dtype.itemsize
         if sent.start not in peer.slots or len(peer.slots[sent.start]) < size:
-            peer.map_slot(sent.start, size)
+            if not FLAGS <= sent.start <= os.fstat(peer.file).st_size - size:
+                raise ValueError(f"beyond its memory: {size} bytes from {sent.start}")
+            peer.slots[sent.start] = _mapped(peer.file, sent.start, _up(size, _page(size)))
         memory = peer.slots[sent.start][:size]
         weakref.finalize(memory, peer.flags.__setitem__, sent.flag, 0).atexit = False
         return torch.from_numpy(memory).view(dtype).view(sent.shape)
@@ -209,12 +211,6 @@ class _Peer:
         weakref.finalize(self, os.close, self.file).atexit = False
         self.flags = mmap.mmap(self.file, FLAGS)
         self.slots: dict[int, np.ndarray[Any, Any]] = {}
-
-    def map_slot(self, start: int, size: int) -> None:
-        """Have at least so many bytes of the slot that begins there."""
-        if not FLAGS <= start <= os.fstat(self.file).st_size - size:
-            raise ValueError(f"beyond its memory: {size} bytes from {start}")
-        self.slots[start] = _mapped(self.file, start, _up(size, _page(size)))
 
 
 def _page(size: int) -> int:

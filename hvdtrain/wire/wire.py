@@ -82,18 +82,15 @@ class Wire(ABC):
         A rank whose process dies is lost at once; one that does not answer for as long as the timeout is lost then.
         """
 
-        def look() -> None:
-            self.call(rank, WATCH, timeout=timeout).add_done_callback(answered)
-
         def answered(future: "Future[bool]") -> None:
             try:
                 is_leaving = future.value()
             except Exception as error:
                 ended(_reason(error))
                 return
-            ended("") if is_leaving else look()
+            ended("") if is_leaving else self.watch(rank, timeout, ended)
 
-        look()
+        self.call(rank, WATCH, timeout=timeout).add_done_callback(answered)
 
     def leave_together(self, world: World, store: Store, timeout: float, workers: Iterable[int] = ()) -> None:
         """Leave the others in order, then shut down without waiting again. Servers are done when all workers are.
@@ -115,14 +112,9 @@ class Wire(ABC):
                 future.wait()
         self.close()
 
-    def leave_failed(self, problem: Failure) -> None:
-        """Tell the others why this process ends, and leave."""
-        self.requests.fail(problem)
-        self.leave_now()
-
-    def leave_now(self) -> None:
-        """Leave at once, alone: the others go on."""
-        self.requests.leave()
+    def leave_now(self, problem: Failure | None = None) -> None:
+        """Leave at once, alone: the others go on. They are told of a problem, if that is why."""
+        self.requests.leave(problem)
         time.sleep(2 * HEARTBEAT_S)  # until all have been told
         self.close()
 

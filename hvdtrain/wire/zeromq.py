@@ -276,7 +276,11 @@ class ZeroMQ(Wire):
                 raise answer
             frames = pack([number, "", answer.value() if isinstance(answer, Future) else answer])
         except Exception as error:  # it went wrong, or cannot be sent
-            frames = pack([number, _in_words(error), None])
+            words = str(error)
+            if not isinstance(error, Failure):  # what nobody expected is printed here too
+                traceback.print_exception(error)
+                words = f"{type(error).__name__}: {error}"
+            frames = pack([number, words, None])
         self._post(None, [peer, *frames])
 
     def _read_answer(self, frames: Frames) -> None:
@@ -294,14 +298,6 @@ class ZeroMQ(Wire):
             pending.future.set_exception(outcome)
         elif pending:
             pending.future.set_result(outcome)
-
-
-def _in_words(error: Exception) -> str:
-    """What a peer is told of an error; what nobody expected is printed here too."""
-    if isinstance(error, Failure):
-        return str(error)
-    traceback.print_exception(error)
-    return f"{type(error).__name__}: {error}"
 
 
 def connect(world: World, store: "Store", patience: float, requests: Requests) -> ZeroMQ:

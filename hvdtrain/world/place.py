@@ -35,11 +35,6 @@ class World:
     elastic: bool = False
 
     @property
-    def starters_rank(self) -> int:
-        """This process's number as its starter has it."""
-        return self.rank if self.started is None else self.started
-
-    @property
     def workers(self) -> int:
         return self.size - self.servers
 
@@ -147,7 +142,8 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
         rank, size = int(env[rank_name]), int(env[size_name])
         # A launcher that sets no local rank is taken to run one rank a host.
         local_rank = int(env.get(local_rank_name, 0))
-        local_size = _tasks_here(env.get(local_size_name, "1"), int(env.get("SLURM_NODEID", "0")))
+        sizes = tasks_by_node(env.get(local_size_name, "1"))  # of srun's nodes; other starters' is one number
+        local_size = sizes[min(int(env.get("SLURM_NODEID", "0")), len(sizes) - 1)]
     except KeyError as missing:
         raise UsageError(f"started by {starter}, but {missing.args[0]} is not in the environment") from None
     except ValueError as bad:
@@ -159,12 +155,6 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
     if not 1 <= local_size <= size:
         raise UsageError(f"started by {starter}: {local_size_name}={local_size} is not within 1 … {size_name}={size}")
     return World(starter, rank, size, local_rank, local_size)
-
-
-def _tasks_here(text: str, node: int) -> int:
-    """4 from `4`; and from Slurm's `4(x2),2` the tasks of the node with this number."""
-    counts = tasks_by_node(text)
-    return counts[min(node, len(counts) - 1)]
 
 
 def tasks_by_node(text: str) -> list[int]:

@@ -12,7 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvdtrain.config.file import read_config
-from hvdtrain.config.option_types import LONGEST_S, Duration, Names, Numbers, ServerNumbers, SnapshotEvery, WordOr
+from hvdtrain.config.option_types import (
+    LONGEST_S,
+    NUMBERS,
+    SERVER_NUMBERS,
+    Duration,
+    Names,
+    SnapshotEvery,
+    WordOr,
+)
 from hvdtrain.config.run_config import LENGTHS, RunConfig, flag
 from hvdtrain.errors import UsageError
 
@@ -132,12 +140,12 @@ def test_values_out_of_range_are_refused_and_name_the_option(args):
 
 @pytest.mark.parametrize(("text", "numbers"), [("2", [2]), ("1,2,4", [1, 2, 4]), ("4, 2,4", [4, 2])])
 def test_lists_of_numbers(text, numbers):
-    assert Numbers().convert(text, None, None) == numbers
+    assert NUMBERS.convert(text, None, None) == numbers
 
 
 # The last two are of a preset.
 @pytest.mark.parametrize("text", ["", "0", "1,0", "-1", "1,,2", "two", "1.5", "1;2", [], [1.5, {}]], ids=str)
-@pytest.mark.parametrize("kind", [Numbers(), ServerNumbers()], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [NUMBERS, SERVER_NUMBERS], ids=lambda kind: kind.name)
 def test_what_is_no_list_of_numbers_is_refused(kind, text):
     with pytest.raises(click.BadParameter):
         kind.convert(text, None, None)

@@ -49,7 +49,7 @@ def test_a_part_is_found_again_as_it_was_saved_last():
     saved.save("another shape", {"a": (torch.ones(3, 2, dtype=torch.int64), 9), "b": (torch.zeros(0), 9)})
     found = again(memory).state_of("x").tensors()
     assert found["a"].equal(torch.ones(3, 2, dtype=torch.int64)) and found["b"].numel() == 0
-    assert again(memory).names() == ["x"]
+    assert list(again(memory).parts) == ["x"]
 
 
 def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_part_not_older_than_its_last_word():

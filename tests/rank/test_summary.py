@@ -8,7 +8,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.modes.single import Single
+from hvdtrain.modes._local_update import LocalUpdate
 from hvdtrain.numerics.clock import PARTS
 from hvdtrain.rank.summary import HostLoads, summarise
 from hvdtrain.runs.metrics import Recorder
@@ -31,7 +31,7 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
             recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PARTS, 1.0), seen, None)
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
-            sync = Single(job, group)
+            sync = LocalUpdate(job, group)
             summary = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
             recorder.close()
             return summary
@@ -55,7 +55,7 @@ def test_a_run_whose_only_worker_has_come_for_its_last_evaluation_has_a_summary(
     world = World("mpirun", 0, 1, 0, 1)
     job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
     history = History([{"step": 3, "val_accuracy": 0.9, "val_loss": 0.1}], step=3, samples=96, wall_s=2.0)
-    sync = Single(job, StoreGroup(world))
+    sync = LocalUpdate(job, StoreGroup(world))
     recorder = Recorder(tmp_path, 0, is_chief=False)
     summary = summarise(job, sync, recorder, history, 0, [0.0], HostLoads(sync))
     recorder.close()

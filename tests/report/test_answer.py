@@ -267,7 +267,7 @@ def test_next_is_built_of_what_the_runs_were_asked(tmp_path):
         said.next.startswith("hvdtrain launch -n 2 ") and "node1:1,node2:1" in said.next and "--steps 60" in said.next
     )
     assert "--seed" not in said.next and "--threads" not in said.next
-    more = shlex.split(reach_answer([r for r in runs if r.repeat < 3]).next)
+    more = shlex.split(reach_answer([r for r in runs if r.manifest.repeat < 3]).next)
     options = {
         "--workers": "2", "--servers": "1", "-H": "node1:1,node2:1", "--steps": "60", "--seed": "7", "--wire": "rpc",
         "--out": str(tmp_path / "c"), "--repeats": "5",

@@ -8,7 +8,7 @@ from helpers.workers import on_each
 
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.job import Job
-from hvdtrain.modes.single import Single
+from hvdtrain.modes._local_update import LocalUpdate
 from hvdtrain.training import clocks
 
 AHEAD = [100.0, 107.5, 80.0, 100.0]  # of some clock, in seconds: those of four workers
@@ -27,7 +27,7 @@ def test_the_first_worker_knows_how_far_clocks_are_apart_and_how_well(tmp_path, 
     def compare(group, world):
         here.worker = world.worker
         job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
-        return clocks.compare_clocks(job, Single(job, group))
+        return clocks.compare_clocks(job, LocalUpdate(job, group))
 
     first, *others = on_each(len(AHEAD), compare)
     assert others == [{}] * 3

@@ -6,7 +6,7 @@ import torch
 
 from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.training.barrier import GO_ON
-from hvdtrain.training.shares import LockstepShares, MeasuredShares
+from hvdtrain.training.shares import MeasuredShares, Shares
 
 
 class Barrier:
@@ -37,8 +37,8 @@ def test_a_fast_worker_has_more_of_each_batch_from_the_agreed_step_on():
 
 
 def test_workers_that_are_left_share_the_same_global_batches_from_the_next_step_on():
-    whole = [share.indices for share in LockstepShares(BatchSampler(200, 20, 0, 0, 1)).after(0)]
-    for kind in (LockstepShares, lambda sampler: MeasuredShares(sampler, lag=3)):
+    whole = [share.indices for share in Shares(BatchSampler(200, 20, 0, 0, 1)).after(0)]
+    for kind in (Shares, lambda sampler: MeasuredShares(sampler, lag=3)):
         shares = [kind(BatchSampler(200, 20, 0, worker, 3)) for worker in range(3)]
         first = zip(*[itertools.islice(of.after(0), 4) for of in shares], strict=True)
         batches = [[*one.indices, *two.indices, *three.indices] for one, two, three in first]

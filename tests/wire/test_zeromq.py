@@ -287,7 +287,7 @@ def test_who_is_waited_for_can_say_that_it_does_not_come_back(ends):
     worker.returning = frozenset({0})
     watch, late = worker.call(0, WATCH, timeout=20.0), worker.call(0, "wait", timeout=20.0)
     assert call(worker, "twice", 1) == [1, 1]
-    server.requests.fail(Failure("all workers are lost"))
+    server.requests.leave(Failure("all workers are lost"))
     with pytest.raises(RuntimeError, match="all workers are lost"):
         watch.wait()
     worker.returning -= {0}

@@ -1,6 +1,4 @@
-"""What watches a worker's pushes, on the worker: another observer is another class here, and an entry in `observers`.
-What servers count is in server_metrics.py.
-"""
+"""A worker's pushes in the timeline of --trace. What servers count is in server_metrics.py."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,15 +9,6 @@ if TYPE_CHECKING:
     from hvdtrain.ps.exchange import PushLane
 
 SHORTEST_S = 5e-5  # of waits for weights: most layers' are there
-
-
-def observers(workers: int) -> list[Any]:
-    """What ps.exchange.Exchange tells of every push and wait.
-
-    Args:
-        workers: how many there are.
-    """
-    return [PushTrace(workers)] if trace.is_on else []
 
 
 class PushTrace:
