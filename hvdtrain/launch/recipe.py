@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from hvdtrain.config import recipes
 from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
@@ -29,9 +28,6 @@ FORWARDED = re.compile(
 # What Slurm, PBS, LSF and Grid Engine say of an allocation, and they and MPI of a rank. A starter on this machine alone
 # would read it, and put ranks on the allocation's other nodes.
 ALLOCATION = re.compile(r"(SLURM|SBATCH|SRUN|PMI\d?|PMIX(?!_MCA)|PBS|LSB)_\w+|PE_HOSTFILE")
-# Of a job's name. Kubernetes and YARN have the strictest rule, RFC 1123's labels of 63 characters: `-` and five
-# characters that are added, and Kubernetes' `-worker-4095`, have to fit.
-MAX_NAME = 63 - len("-abcde-worker-4095")
 SLOTS = "HVDTRAIN_SLOTS"  # where horovodrun numbers ranks host by host, and servers are to be spread: see world.place
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
@@ -113,17 +109,16 @@ class LaunchCommand:
         return "\n".join([*files, shlex.join(self.argv)])
 
 
-def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
-    """Fill in the launcher's recipe for a job.
+def expand(recipe: Launcher, spec: JobSpec) -> LaunchCommand:
+    """Fill in a launcher's recipe for a job.
 
     Raises:
         UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder,
             or ranks cannot read a file with the secrets.
     """
-    recipe = recipes.launcher(launcher)
-    _check_hosts_suit(launcher, recipe, spec.hosts)
-    job = _Job(launcher, recipe, spec)
-    filler = Filler(launcher, job.values())
+    _check_hosts_suit(recipe, spec.hosts)
+    job = _Job(recipe, spec)
+    filler = Filler(recipe.file, job.values())
     # horovodrun would go to other addresses of this machine over ssh.
     is_here = (
         all(host.name in ("localhost", "127.0.0.1") for host in spec.hosts)
@@ -138,14 +133,14 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     )  # fmt: skip
 
 
-def _check_hosts_suit(launcher: str, recipe: Launcher, hosts: Sequence[Host]) -> None:
+def _check_hosts_suit(recipe: Launcher, hosts: Sequence[Host]) -> None:
     if recipe.hosts == "needed" and not hosts:
-        raise UsageError(f"--launcher {launcher} needs hosts: give -H a:1,b:1 or --hostfile FILE")
+        raise UsageError(f"--launcher {recipe.name} needs hosts: give -H a:1,b:1 or --hostfile FILE")
     if hosts and not recipe.mentions(r"\{(hosts|hostfile|nodelist|rankfile)\}"):
-        raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
+        raise UsageError(f"--launcher {recipe.name} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
     if not recipe.mentions("{hostfile}") and (named := [host.name for host in hosts if "@" in host.name]):
         raise UsageError(
-            f"--launcher {launcher} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
+            f"--launcher {recipe.name} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
         )
 
 
@@ -159,7 +154,7 @@ class _Job:
         name: as a scheduler knows the job.
     """
 
-    def __init__(self, launcher: str, recipe: Launcher, spec: JobSpec) -> None:
+    def __init__(self, recipe: Launcher, spec: JobSpec) -> None:
         self.recipe, self.spec = recipe, spec
         # Starters that are Python themselves, horovodrun for one, import nothing of the current folder either.
         self.variables = {"PYTHONSAFEPATH": "1"} | recipe.environment | dict(spec.environment)
@@ -168,11 +163,11 @@ class _Job:
         if recipe.local or recipe.inherits:
             self.environment |= spec.secrets
         elif spec.secrets and recipe.runs:
-            _check_secrets_are_set(launcher, recipe, spec.secrets)
+            _check_secrets_are_set(recipe, spec.secrets)
         elif spec.secrets:
             self.secrets_file = records.secrets_file(spec.out)
             self.program = ["sh", str(self.secrets_file), *self.program]
-        self.name = f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', spec.out.name.lower())}"[:MAX_NAME].rstrip("-")
+        self.name = f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', spec.out.name.lower())}"[: recipe.name_length].rstrip("-")
         if recipe.unique_name:
             self.name += f"-{secrets.token_hex(3)[:5]}"
         folder = launch_folder(spec.out)
@@ -218,13 +213,13 @@ class _Job:
         return files
 
 
-def _check_secrets_are_set(launcher: str, recipe: Launcher, secrets: Mapping[str, str]) -> None:
+def _check_secrets_are_set(recipe: Launcher, secrets: Mapping[str, str]) -> None:
     """UsageError where a recipe whose ranks see nothing of this machine does not name each of them."""
     if missing := [name for name in secrets if not recipe.mentions(rf"\b{name}\b")]:
         instead = ", or give --wire rpc" if WIRE_KEY in missing else ""
         raise UsageError(
-            f"{launcher} starts ranks without this machine's environment and folders: have "
-            f"launchers/{launcher}.toml set {', '.join(missing)} from a secret of the cluster{instead}"
+            f"{recipe.name} starts ranks without this machine's environment and folders: have "
+            f"{recipe.file} set {', '.join(missing)} from a secret of the cluster{instead}"
         )
 
 
