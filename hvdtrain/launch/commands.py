@@ -66,13 +66,13 @@ from hvdtrain.runs.request import (
 @click.option(
     "--respawn", is_flag=True,
     help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
-    "in ps-async and ps-ssp with --wire zmq, on this machine.",
+    "in ps-async and ps-ssp with --wire zmq, on this machine; by ray, a worker on any node, and no server.",
 )  # fmt: skip
 @TRUST
 @click.option(
     "--elastic", is_flag=True,
     help="A ring goes on without workers that die, in the same processes: allreduce and ddp on CPUs, by --launcher "
-    "local or ssh.",
+    "local, ray or ssh.",
 )  # fmt: skip
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
@@ -131,7 +131,7 @@ def launch(
             check_free(folder)
         if destination:
             copy_here_to(names, destination)
-        supervise(command := make_command(), folder, retries, respawn)
+        supervise(command := make_command(), folder, retries, respawn and recipe.local)
         if recipe.stop:
             printed = log_file(folder).read_text().split() or [""]  # the job's number last
             job |= {"job": printed[-1], "name": command.name}
@@ -175,10 +175,10 @@ def _check_recipe_can(recipe: Launcher, config: RunConfig, retries: int, respawn
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over")
     if respawn:
         check_joinable(config, "--respawn")
-    if respawn and not recipe.local:
+    if respawn and not recipe.local and not recipe.mentions("{join}"):
         raise UsageError(
-            f"--respawn starts ranks on this machine, not those of {recipe.name}: start `hvdtrain train --join "
-            "--out RUN` on a host yourself"
+            f"--respawn starts ranks on this machine or by ray, not those of {recipe.name}: start "
+            "`hvdtrain train --join --out RUN` on a host yourself"
         )
 
 
@@ -186,7 +186,7 @@ def _check_elastic(recipe: Launcher, config: RunConfig, workers: int) -> None:
     """UsageError where a ring cannot go on without a worker."""
     if not recipe.elastic:
         can = [name for name in recipes.names("launchers") if recipes.launcher(name).elastic]
-        raise UsageError(f"--elastic is for --launcher {' and '.join(can)}: {recipe.name} ends all ranks")
+        raise UsageError(f"--elastic is for --launcher {', '.join(can)}: {recipe.name} ends all ranks")
     if workers == 1:
         raise UsageError("--elastic needs two workers or more: without the first one nothing goes on")
     check_elastic(config)

@@ -15,7 +15,7 @@ from hvdtrain.launch.hosts import Host, code_path
 from hvdtrain.launch.memory import asked_mb, rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.private_network import needs_network
-from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, join_program, train_program
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.system.own_code import file_of, with_file
@@ -68,6 +68,7 @@ def prepare(
     environment = {RESPAWNS: "1"} if respawn else {ELASTIC: "1"} if elastic else {}
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
+        join=join_program(runs_there, recipe.interpreter) if respawn else (),
         secrets=secrets, needs_network=needs_network(config), environment=environment,
         memory_mb=memory_mb, gpus=int(config.device == "cuda"),
     )  # fmt: skip

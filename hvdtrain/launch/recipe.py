@@ -48,6 +48,7 @@ class JobSpec:
         interface: the network interface by which the hosts reach each other, or empty.
         working_folder: where the ranks start; by default the current folder.
         survives_lost_rank: whether the other ranks go on when one dies.
+        join: the command line of a worker that comes in place of one that is lost; empty where none does.
         environment: variables for every rank, beside those of the recipe.
         secrets: variables for every rank that no command line may show.
         needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
@@ -63,6 +64,7 @@ class JobSpec:
     interface: str = ""
     working_folder: str = ""
     survives_lost_rank: bool = False
+    join: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     needs_network: bool = False
@@ -150,7 +152,7 @@ class _Job:
     Attributes:
         environment: the starter's.
         secrets_file: through which ranks get the secrets, where they do not have the starter's environment.
-        program: what each rank runs, through that file.
+        program, join: what each rank runs, through that file.
         name: as a scheduler knows the job.
     """
 
@@ -159,14 +161,16 @@ class _Job:
         # Starters that are Python themselves, horovodrun for one, import nothing of the current folder either.
         self.variables = {"PYTHONSAFEPATH": "1"} | recipe.environment | dict(spec.environment)
         self.environment = _starter_environment(self.variables, recipe)
-        self.program, self.secrets_file = list(spec.program), None
+        self.secrets_file = None
         if recipe.local or recipe.inherits:
             self.environment |= spec.secrets
         elif spec.secrets and recipe.runs:
             _check_secrets_are_set(recipe, spec.secrets)
         elif spec.secrets:
             self.secrets_file = records.secrets_file(spec.out)
-            self.program = ["sh", str(self.secrets_file), *self.program]
+        through = ["sh", str(self.secrets_file)] if self.secrets_file else []
+        self.program = [*through, *spec.program]
+        self.join = shlex.join([*through, *spec.join]) if spec.join else ""
         self.name = f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', spec.out.name.lower())}"[: recipe.name_length].rstrip("-")
         if recipe.unique_name:
             self.name += f"-{secrets.token_hex(3)[:5]}"
@@ -189,7 +193,7 @@ class _Job:
             "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "",
             "name": self.name, "script": str(self.script), "folder": folder,
             "out": str(spec.out), "out_pattern": str(spec.out).replace("%", "%%"),
-            "program": self.program,
+            "program": self.program, "join": self.join,
             "program_in_folder": _within_double_quotes(shlex.join(in_folder(folder, self.program))),
             "secrets": _within_double_quotes(shlex.quote(str(records.secrets_file(spec.out)))),
             "keep_going": self.recipe.if_rank_may_die if spec.survives_lost_rank else self.recipe.if_rank_must_not,
@@ -231,8 +235,16 @@ def train_program(config: RunConfig, out: Path, all_options: bool = False, inter
             named from its run folder.
         interpreter: the Python of where the ranks run; by default this one.
     """
-    python = [interpreter or sys.executable, "-Pm", "hvdtrain"]
-    return [*python, "train", *config.to_args(all_options), "--out", str(out)]
+    return [*_train(interpreter), *config.to_args(all_options), "--out", str(out)]
+
+
+def join_program(out: Path, interpreter: str = "") -> list[str]:
+    """The command line of a worker that joins the job that trains into that folder; see train_program."""
+    return [*_train(interpreter), "--join", "--trust-model", "--out", str(out)]
+
+
+def _train(interpreter: str) -> list[str]:
+    return [interpreter or sys.executable, "-Pm", "hvdtrain", "train"]
 
 
 def _within_double_quotes(text: str) -> str:

@@ -163,14 +163,14 @@ REFUSED = [
     (f"{RESPAWN} -- --mode ps-ssp --wire zmq --shares equal", "where workers lease their shares"),
     (
         f"{RESPAWN} -H a:2 --launcher mpi -- --mode ps-ssp --wire zmq",
-        "--respawn starts ranks on this machine, not those of mpi",
+        "--respawn starts ranks on this machine or by ray, not those of mpi",
     ),
     ("-n 1 --elastic -- --mode ddp", "--elastic needs two workers or more"),
     (
         "-n 2 --elastic --launcher slurm -- --mode ddp",
-        "--elastic is for --launcher local and ssh: slurm ends all ranks",
+        "--elastic is for --launcher local, ray, ssh: slurm ends all ranks",
     ),
-    ("-n 2 --elastic -H a:2 --launcher mpi", "--elastic is for --launcher local and ssh: mpi ends all ranks"),
+    ("-n 2 --elastic -H a:2 --launcher mpi", "--elastic is for --launcher local, ray, ssh: mpi ends all ranks"),
     ("-n 2 -s 1 --elastic -- --mode ps-sync", "--elastic is for --mode allreduce and ddp, not ps-sync"),
     ("-n 2 --elastic -- --mode sharded", "--elastic is for --mode allreduce and ddp, not sharded"),
     ("-n 2 --elastic -- --mode ddp --device cuda", "--elastic is for CPUs, where Gloo carries"),
