@@ -253,7 +253,7 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
 def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
     before, log = contents(here), here.parent / f"{here.name}.log"
     program = [sys.executable, "-m", "hvdtrain", "train", "--dataset", "./data", *args.split()]
-    with local_job("local", ranks, program, log) as job:
+    with local_job(ranks, program, log) as job:
         assert job.wait(timeout=40) == 2
     assert contents(here) == before
     printed = log.read_text()

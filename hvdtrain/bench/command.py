@@ -15,8 +15,10 @@ import click
 
 from hvdtrain import modes
 from hvdtrain.bench.turns import Gone, Turns
+from hvdtrain.config import recipes
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import EQUAL, FileToWrite, ServerNumber, Several
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -91,7 +93,7 @@ class Size(click.ParamType):
 @click.pass_context
 def bench(
     ctx: click.Context, ops: list[str], backends: list[str], sizes: list[int], workers: list[int], servers: Any,
-    mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
+    mode: str, bucket_mb: float, hosts: str | None, hostfile: Path | None, launcher: Launcher, secrets: dict[str, str],
     repeats: int, file: Path | None,
 ) -> None:  # fmt: skip
     """Time all-reduce, push and pull, side by side, on this machine or over hosts.
@@ -141,7 +143,7 @@ def bench(
 
 def _measure(
     op: str, backends: Sequence[str], workers: int, servers: int, repeats: int, sizes: Sequence[int], mode: str,
-    bucket_mb: float, hosts: Sequence[Host], launcher: str, secrets: Mapping[str, str],
+    bucket_mb: float, hosts: Sequence[Host], launcher: Launcher, secrets: Mapping[str, str],
 ) -> dict[str, list[Measured]]:  # fmt: skip
     """Of each backend and size what its workers measured, in turns: each repeat has every backend once, and another one
     first. One more repeat before them is not counted, in which memory is touched for the first time.
@@ -170,7 +172,7 @@ def _measure(
                 Path(folder, backend), environment=tuned, secrets=secrets, needs_network=bool(hosts),
             )  # fmt: skip
             log = Path(folder, f"{backend}.log")
-            command = prepare_program(launcher if hosts else "local", spec, needs)
+            command = prepare_program(launcher if hosts else recipes.launcher("local"), spec, needs)
             jobs[backend] = stack.enter_context(launched_job(command, log)), log
         stack.callback(turns.close)  # before jobs are ended: their ranks end by themselves
 

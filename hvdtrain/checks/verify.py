@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hvdtrain import modes
+from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_WORKERS, GroupedCommand
 from hvdtrain.config.option_types import NUMBERS, Several
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -75,7 +77,7 @@ SERVERS, BUCKET_MB = 2, 1 / 8  # nine buckets on each of two servers, whose bord
 @click.pass_context
 def verify(
     ctx: click.Context, names: list[str], workers: list[int], wait_for: str, shares: str, model: str, dataset: str,
-    hosts: str | None, hostfile: Path | None, launcher: str, secrets: dict[str, str],
+    hosts: str | None, hostfile: Path | None, launcher: Launcher, secrets: dict[str, str],
 ) -> None:  # fmt: skip
     """Check that the synchronous modes compute the same as one process, on this machine's processor or your hosts'.
 
@@ -164,7 +166,7 @@ def of_mode(config: RunConfig, mode: str, **options: Any) -> RunConfig:
 
 def compare_with_single(
     names: list[str], workers: list[int], folder: Path, options: Mapping[str, Any] = {},
-    hosts: Sequence[Host] = (), launcher: str = "local", secrets: Mapping[str, str] | None = None,
+    hosts: Sequence[Host] = (), launcher: Launcher | None = None, secrets: Mapping[str, str] | None = None,
     optimizers: Sequence[str] = OPTIMIZERS, checked: RunConfig = CHECKED,
 ) -> Iterator[Result]:  # fmt: skip
     """Run and compare, one after the other. Failure where a run fails.
@@ -172,7 +174,7 @@ def compare_with_single(
     Args:
         folder: for the runs.
         options: of all of them but the reference.
-        hosts: where runs of several ranks go; the reference, one process, runs here.
+        hosts: where runs of several ranks go, by the launcher; the reference, one process, runs here.
         secrets: variables for every rank that no command line may show.
         checked: what is trained.
     """
@@ -180,25 +182,26 @@ def compare_with_single(
 
     from hvdtrain.buckets.partition import cut
 
+    local = recipes.launcher("local")
     for optimizer in optimizers:
         config = dataclasses.replace(checked, optimizer=optimizer)
         initial, parameters = _initial(config)
         sizes = list(parameters.values())
-        alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), "local", secrets, parameters)
+        alone, samples = _train(config, 1, folder / f"single-{optimizer}", (), local, secrets, parameters)
         moved = float(np.linalg.norm(alone - initial))
         for mode in names:
             run = of_mode(config, mode, **options)
             for n in workers:
                 used = allocate(hosts, n, run.servers) if hosts and n + run.servers > 1 else []
                 out = folder / f"{mode}-{n}-{optimizer}"
-                weights, seen = _train(run, n, out, used, launcher if used else "local", secrets, parameters)
+                weights, seen = _train(run, n, out, used, launcher if launcher and used else local, secrets, parameters)
                 distance = float(np.linalg.norm(weights - alone) / moved)
                 buckets = len(cut(sizes, run.servers or 1, run.bucket_elements)) if run.bucket_mb == BUCKET_MB else 0
                 yield Result(run, n, buckets, distance, seen == samples)
 
 
 def _train(
-    config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], launcher: str,
+    config: RunConfig, workers: int, out: Path, hosts: Sequence[Host], launcher: Launcher,
     secrets: Mapping[str, str] | None, parameters: Iterable[str],
 ) -> tuple["Vector", str]:  # fmt: skip
     """The final weights, of these parameters, as one vector float64, and the digest of the samples seen."""

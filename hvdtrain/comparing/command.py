@@ -19,6 +19,7 @@ from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import read_config, started_workers
 from hvdtrain.config.option_types import NUMBERS, SERVER_NUMBERS, Duration, Folder, Names
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import with_noun
@@ -124,8 +125,8 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 def compare(
     ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
     trainings: int | None, tune: float | None, until_sure: bool, scaling: bool, hosts: str | None,
-    hostfile: Path | None, launcher: str, secrets: dict[str, str], dry_run: bool, margin: float, accuracy_margin: float,
-    out: str, **options: Any,
+    hostfile: Path | None, launcher: Launcher, secrets: dict[str, str], dry_run: bool, margin: float,
+    accuracy_margin: float, out: str, **options: Any,
 ) -> "Content | None":  # fmt: skip
     """Ring, servers or one machine? Measure how fast each is and what it learns, here or over hosts, and answer.
 
@@ -236,9 +237,9 @@ def _length(ctx: click.Context, options: dict[str, Any]) -> float:
     return sprint_s
 
 
-def _look_at_hosts(hosts: list[Host], launcher: str) -> dict[str, float] | None:
+def _look_at_hosts(hosts: list[Host], launcher: Launcher) -> dict[str, float] | None:
     """The cores that ranks may use on each host; in what hosts differ is told."""
-    if launcher == "srun":
+    if launcher.hosts_from == "slurm":
         return allocated_cores()
     described = describe_hosts(hosts)
     for line in differences(described):

@@ -81,7 +81,7 @@ def asked(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]) -> 
     fields["--width"] = contenders[0].config.taken_width  # `auto` is decided
     threads = next((run.config.threads for run in contenders if run.family != modes.ONE_MACHINE), 0)
     hosts = sorted({host.name for run in contenders for host in run.hosts})
-    where = {"hosts": ",".join(hosts) or "none", "--launcher": contenders[0].launcher}
+    where = {"hosts": ",".join(hosts) or "none", "--launcher": contenders[0].launcher.name}
     return fields | {"--sprint": sprint_s} | ({"--threads": threads} if threads else {}) | where | versions()
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import modes
+from hvdtrain.config import recipes
 from hvdtrain.config.option_types import EQUAL
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import LENGTHS, OF_LOCAL_STEPS, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, allocate
@@ -60,9 +62,9 @@ class Planned:
 
     config: RunConfig
     workers: int
+    launcher: Launcher
     where: str = ""
     hosts: tuple[Host, ...] = ()
-    launcher: str = "local"
     variant: str = ""
     after_sprints: bool = False
 
@@ -87,7 +89,7 @@ class Planned:
 
     def command(self, out: Path, secrets: Collection[str] = ()) -> str:
         """What a shell does the same run with; secrets: the names of variables that its ranks are given."""
-        launched = Launched(self.launcher, tuple(map(str, self.hosts)))
+        launched = Launched(self.launcher.option, tuple(map(str, self.hosts)))
         return shlex.join(job_command(self.config, self.workers, launched, out, secrets))
 
     def with_options(self, **options: Any) -> "Planned":
@@ -103,7 +105,7 @@ class Planned:
 
 
 def plan(
-    config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: str = "local",
+    config: RunConfig, axes: Axes, hosts: Sequence[Host] = (), launcher: Launcher | None = None,
     cores: Mapping[str, float] | None = None, scaling: bool = False,
 ) -> list[Planned]:  # fmt: skip
     """The contenders.
@@ -113,6 +115,7 @@ def plan(
 
     Args:
         hosts: where runs go, those of one machine too: the launching one may be another.
+        launcher: by which they go there.
         cores: that ranks may use on each host. Where nobody knows them, each rank finds its own share.
         scaling: also one process with the threads of a worker, as far as that is not a whole machine.
 
@@ -132,7 +135,8 @@ def plan(
             f"-{word}" for name, word in words.items() if name not in TASK and word not in ("auto", "none")
         )
         used = tuple(allocate(hosts, workers, resolved.servers)) if hosts else ()
-        runs.append(Planned(resolved, workers, where, used, launcher if used else "local", variant))
+        by = launcher if launcher and used else recipes.launcher("local")
+        runs.append(Planned(resolved, workers, by, where, used, variant))
     room = []  # of each, how many threads a worker can have to itself; 0 where nobody knows
     for run in runs:
         if run.hosts:

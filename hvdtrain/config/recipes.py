@@ -1,7 +1,8 @@
 """Where the recipes are: `datasets/` and `launchers/`, beside the package in a checkout, inside it in a wheel, and
-`presets/`, beside this file.
+`presets/`, beside this file. A launcher's may be any other file too.
 """
 
+import hashlib
 import re
 from functools import cache
 from pathlib import Path
@@ -9,20 +10,36 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
-from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.config.untrusted import parse_toml, read_whole
 from hvdtrain.errors import UsageError, unknown
 
 PACKAGE = Path(__file__).parent.parent
 RECIPES = PACKAGE if (PACKAGE / "datasets").is_dir() else PACKAGE.parent
+# Of a job's name. Kubernetes and YARN have the strictest rule, RFC 1123's labels of 63 characters: `-` and five
+# characters that are added, and Kubernetes' `-worker-4095`, have to fit.
+MAX_NAME = 63 - len("-abcde-worker-4095")
+SUFFIX = ".toml"
 
 
 class Launcher(Struct, forbid_unknown_fields=True, frozen=True):
-    """The keys of a launcher's recipe; launchers/README.md says what each means."""
+    """The keys of a launcher's recipe; launchers/README.md says what each means.
+
+    Attributes:
+        name: `ssh`; of a recipe elsewhere `site.toml`, which is all that a run folder has of its path.
+        file: where it is.
+        digest: a hash of the file.
+    """
 
     command: list[str | list[str]]
+    name: str = ""
+    file: str = ""
+    digest: str = ""
     title: str = ""
     hosts: Literal["", "needed"] = ""
+    hosts_from: Literal["", "slurm", "mpijob"] = ""
     local: bool = False
+    elastic: bool = False
+    name_length: int = MAX_NAME
     script_name: str = ""
     script: str = ""
     resource: dict[str, Any] = {}
@@ -50,6 +67,11 @@ class Launcher(Struct, forbid_unknown_fields=True, frozen=True):
             except re.error as error:
                 raise ValueError(f"`{name}` is no pattern: {error}") from None
 
+    @property
+    def option(self) -> str:
+        """What --launcher is given for it."""
+        return self.file if self.name.endswith(SUFFIX) else self.name
+
     def mentions(self, pattern: str) -> bool:
         """Whether a text in it has what the regular expression describes."""
         return bool(re.search(pattern, repr(self)))
@@ -62,22 +84,27 @@ class Preset(Struct):
     options: dict[str, Any]
 
 
-SHAPES = {"launchers": Launcher, "presets": Preset}
+SHAPES: dict[str, type[Struct]] = {"launchers": Launcher, "presets": Preset}
 WHAT = {"datasets": "data set", "launchers": "launcher", "presets": "preset"}
 
 
 def names(kind: str) -> list[str]:
     """The names of the recipes of a kind (one of WHAT), sorted."""
-    return sorted(path.stem for path in _folder(kind).glob("*.toml"))
+    return sorted(path.stem for path in _folder(kind).glob(f"*{SUFFIX}"))
 
 
 def _folder(kind: str) -> Path:
     return Path(__file__).parent / kind if kind == "presets" else RECIPES / kind
 
 
-def launcher(name: str) -> Launcher:
-    """A launcher's recipe. UsageError as `load`."""
-    return convert(load("launchers", name), Launcher)
+def launcher(named: str) -> Launcher:
+    """A launcher's recipe, by its name or its file, which ends in .toml. UsageError as `load`."""
+    is_file = named.endswith(SUFFIX)
+    file = Path(named) if is_file else _file("launchers", named)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
+        raise UsageError(f"--launcher {named!a}: its name may have letters, digits, `.`, `_` and `-`")
+    table, digest = _read(file, Launcher)
+    return convert(table | {"name": file.name if is_file else named, "file": str(file), "digest": digest}, Launcher)
 
 
 @cache
@@ -88,13 +115,24 @@ def load(kind: str, name: str) -> dict[str, Any]:
         UsageError: there is none of that name (the valid names are listed), or it is not TOML, or its keys are not
             those of its kind; file and line are named.
     """
+    return _read(_file(kind, name), SHAPES.get(kind))[0]
+
+
+def _file(kind: str, name: str) -> Path:
     if name not in names(kind):
         raise unknown(WHAT[kind], name, names(kind))
-    file = _folder(kind) / f"{name}.toml"
+    return _folder(kind) / f"{name}{SUFFIX}"
+
+
+def _read(file: Path, shape: type[Struct] | None) -> tuple[dict[str, Any], str]:
+    """What is in a recipe's file, if it is of that shape, and a hash of it."""
     try:
-        recipe = parse_toml(file.read_text("utf-8"))
-        if kind in SHAPES:
-            convert(recipe, SHAPES[kind])
+        content = read_whole(file)
+        recipe = parse_toml(content.decode())
+        if shape:
+            convert(recipe, shape)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, ValidationError) as error:  # no UTF-8, no TOML, or other keys
         raise UsageError(f"{file}: {error}") from None
-    return recipe
+    return recipe, hashlib.blake2b(content, digest_size=8).hexdigest()

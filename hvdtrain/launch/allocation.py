@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hvdtrain.config.command_line import given_options
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host, given_hosts, parse_hostfile
 from hvdtrain.world.place import in_step, tasks_by_node
@@ -28,13 +29,13 @@ def hosts_or_here(ctx: click.Context) -> list[Host]:
     return listed
 
 
-def allocated_hosts(launcher: str, env: Mapping[str, str] = os.environ) -> list[Host]:
-    """The hosts of the allocation that a launcher uses, each with its slots; none of one that needs them named.
+def allocated_hosts(recipe: Launcher, env: Mapping[str, str] = os.environ) -> list[Host]:
+    """The hosts of the allocation that a recipe uses, each with its slots; none of one that needs them named.
 
     Raises:
         UsageError: this process runs in no allocation.
     """
-    if launcher == "srun":
+    if recipe.hosts_from == "slurm":
         nodes = _slurm_nodes(env)
         told = "" if in_step(env) else env.get("SLURM_TASKS_PER_NODE")  # a step has its own tasks there
         tasks = tasks_by_node(told) if told else []
@@ -42,7 +43,7 @@ def allocated_hosts(launcher: str, env: Mapping[str, str] = os.environ) -> list[
             each = int(env.get("SLURM_CPUS_PER_TASK", 1))
             tasks = [max(1, cores // each) for cores in tasks_by_node(env["SLURM_JOB_CPUS_PER_NODE"])]
         return [Host(node, count) for node, count in zip(nodes, tasks, strict=True)]
-    return parse_hostfile(POD_HOSTFILE) if launcher == "mpi" and POD_HOSTFILE.is_file() else []
+    return parse_hostfile(POD_HOSTFILE) if recipe.hosts_from == "mpijob" and POD_HOSTFILE.is_file() else []
 
 
 def allocated_cores(env: Mapping[str, str] = os.environ) -> dict[str, float]:

@@ -14,11 +14,12 @@ from hvdtrain.config import recipes
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, TRUST, GroupedCommand, given_options
 from hvdtrain.config.file import read_config, started_workers
 from hvdtrain.config.option_types import EQUAL, Folder, ServerNumber
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError, unknown
+from hvdtrain.errors import UsageError
 from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.copies import check_destination, copy_commands, copy_here_to
-from hvdtrain.launch.hosts import Host, allocate, given_hosts, host_options, secrets_option
+from hvdtrain.launch.hosts import Host, Recipe, allocate, given_hosts, host_options, recipe_of_job, secrets_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.records import cancel, claimed, forget, read_record
@@ -37,14 +38,12 @@ from hvdtrain.runs.request import (
     train_options,
 )
 
-ELASTIC_LAUNCHERS = ("local", "ssh")
-
 
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--launcher", metavar="NAME",
-    help=f"How ranks are started, by a recipe in launchers/: {', '.join(recipes.names('launchers'))}  "
-    "[default: local, with -H ssh; with --resume as before].",
+    "--launcher", type=Recipe(), metavar="NAME|FILE",
+    help=f"How ranks are started, by a recipe in launchers/: {', '.join(recipes.names('launchers'))}; or by a file, "
+    "./site.toml  [default: local, with -H ssh; with --resume as before].",
 )  # fmt: skip
 @click.option(*NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before.")
 @click.option(*NUM_SERVERS, type=ServerNumber(), help="Parameter servers, or `equal` to the workers; likewise.")
@@ -67,19 +66,19 @@ ELASTIC_LAUNCHERS = ("local", "ssh")
 @click.option(
     "--respawn", is_flag=True,
     help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
-    "in ps-async and ps-ssp with --wire zmq, on this machine.",
+    "in ps-async and ps-ssp with --wire zmq, on this machine; by ray, a worker on any node, and no server.",
 )  # fmt: skip
 @TRUST
 @click.option(
     "--elastic", is_flag=True,
     help="A ring goes on without workers that die, in the same processes: allreduce and ddp on CPUs, by --launcher "
-    "local or ssh.",
+    "local, ray or ssh.",
 )  # fmt: skip
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
-    launcher: str | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
+    launcher: Launcher | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
     sync_dst_dir: str | None, interface: str, out: str, resume: bool, retries: int,
     respawn: bool, elastic: bool, trust_model: bool, secrets: dict[str, str], dry_run: bool,
     train_options: tuple[str, ...],
@@ -97,15 +96,15 @@ def launch(
     stop`, let the ranks save a snapshot before they leave.
     """
     resumed = _config_to_resume(out, workers) if resume else None
-    launcher, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
+    recipe, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
     workers = workers or (started_workers(resumed) if resumed else None)
     config = _train_config(train_options, workers if servers == EQUAL else servers, resumed, trust_model)
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
-    _check_recipe_can(launcher, config, retries, respawn)
+    _check_recipe_can(recipe, config, retries, respawn)
     if elastic:
-        _check_elastic(launcher, config, workers)
+        _check_elastic(recipe, config, workers)
     if resumed:
         _check_same_job(Path(out), resumed, config, workers)
     used = allocate(listed, workers, config.servers) if listed else []
@@ -116,7 +115,7 @@ def launch(
     if not resume:
         check_free(folder)
     make_command = partial(
-        prepare, launcher, config, workers, used, folder, check=not dry_run, working_folder=destination,
+        prepare, recipe, config, workers, used, folder, check=not dry_run, working_folder=destination,
         interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
         secrets=secrets, elastic=elastic,
     )  # fmt: skip
@@ -127,13 +126,13 @@ def launch(
         click.echo("\n".join([*lines, make_command().dry_run_text()]))
         return
     refuse_links(folder)
-    with claimed(folder, launcher) as job:
+    with claimed(folder, recipe) as job:
         if not resume:  # again: another job may have come and ended meanwhile
             check_free(folder)
         if destination:
             copy_here_to(names, destination)
-        supervise(command := make_command(), folder, retries, respawn)
-        if recipes.launcher(launcher).stop:
+        supervise(command := make_command(), folder, retries, respawn and recipe.local)
+        if recipe.stop:
             printed = log_file(folder).read_text().split() or [""]  # the job's number last
             job |= {"job": printed[-1], "name": command.name}
 
@@ -150,44 +149,44 @@ def _config_to_resume(out: str, workers: int | None) -> Path | None:
     return None
 
 
-def _where(launcher: str | None, listed: list[Host], resumed: Path | None) -> tuple[str, list[Host]]:
-    """The launcher, by its name, and the hosts; none where it finds them itself, or is for this machine.
+def _where(given: Launcher | None, listed: list[Host], resumed: Path | None) -> tuple[Launcher, list[Host]]:
+    """The recipe, and the hosts; none where it finds them itself, or is for this machine.
 
     Args:
         listed: the hosts that were given.
         resumed: the folder of a run to go on with.
     """
-    if launcher and launcher not in recipes.names("launchers"):
-        raise unknown("launcher", launcher, recipes.names("launchers"))
     before = remembered(resumed) if resumed else None
-    launcher = launcher or (before.launcher if before else "ssh" if listed else "local")
-    listed = listed or allocated_hosts(launcher)
-    if before and before.hosts and before.launcher == launcher and not listed:
+    name = given.name if given else before.launcher if before else "ssh" if listed else "local"
+    recipe = given if given or name.endswith(recipes.SUFFIX) else recipes.launcher(name)
+    listed = listed or (allocated_hosts(recipe) if recipe else [])
+    if before and (not recipe or (before.hosts and before.launcher == name and not listed)):
         raise UsageError(
             f"{resumed} was launched with `{shlex.join(before.place_options())}`: give that again, or another "
             "--launcher; a run folder may be a stranger's, and does not say where ssh goes"
         )
-    return launcher, listed
+    assert recipe
+    return recipe, listed
 
 
-def _check_recipe_can(launcher: str, config: RunConfig, retries: int, respawn: bool) -> None:
+def _check_recipe_can(recipe: Launcher, config: RunConfig, retries: int, respawn: bool) -> None:
     """UsageError where a job cannot be started again like this, or its workers not."""
-    recipe = recipes.launcher(launcher)
     if retries and recipe.script_name:
-        raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
+        raise UsageError(f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over")
     if respawn:
         check_joinable(config, "--respawn")
-    if respawn and not recipe.local:
+    if respawn and not recipe.local and not recipe.mentions("{join}"):
         raise UsageError(
-            f"--respawn starts ranks on this machine, not those of {launcher}: start `hvdtrain train --join --out RUN` "
-            "on a host yourself"
+            f"--respawn starts ranks on this machine or by ray, not those of {recipe.name}: start "
+            "`hvdtrain train --join --out RUN` on a host yourself"
         )
 
 
-def _check_elastic(launcher: str, config: RunConfig, workers: int) -> None:
+def _check_elastic(recipe: Launcher, config: RunConfig, workers: int) -> None:
     """UsageError where a ring cannot go on without a worker."""
-    if launcher not in ELASTIC_LAUNCHERS:
-        raise UsageError(f"--elastic is for --launcher {' and '.join(ELASTIC_LAUNCHERS)}: {launcher} ends all ranks")
+    if not recipe.elastic:
+        can = [name for name in recipes.names("launchers") if recipes.launcher(name).elastic]
+        raise UsageError(f"--elastic is for --launcher {', '.join(can)}: {recipe.name} ends all ranks")
     if workers == 1:
         raise UsageError("--elastic needs two workers or more: without the first one nothing goes on")
     check_elastic(config)
@@ -238,13 +237,14 @@ def _train_config(
 
 @click.command()
 @click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
-def stop(out: Path) -> None:
+@recipe_of_job
+def stop(out: Path, launcher: Launcher | None) -> None:
     """End the job that `hvdtrain launch` started with --out RUN, on all its hosts.
 
     It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or cancels the job that
     it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
     """
-    record = read_record(out.absolute())
+    record = read_record(out.absolute(), launcher)
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
     was_running = (

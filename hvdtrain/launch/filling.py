@@ -21,7 +21,7 @@ class Filler:
     """The values of one job for one recipe.
 
     Args:
-        recipe: its name, for messages.
+        recipe: its file, for messages.
         values: by placeholder. A list of words is quoted for a shell where it stands within text.
 
     Each method raises UsageError for a placeholder that there is not.
@@ -76,7 +76,7 @@ class Filler:
     def _value(self, match: re.Match[str]) -> Value:
         if match[1] not in self.values:
             known = ", ".join(self.values)
-            raise UsageError(f"launchers/{self.recipe}.toml: there is no {match[0]} to fill in: choose from {known}")
+            raise UsageError(f"{self.recipe}: there is no {match[0]} to fill in: choose from {known}")
         return self.values[match[1]]
 
     def _text(self, text: str, within: str = "") -> str:

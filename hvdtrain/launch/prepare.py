@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import modes
-from hvdtrain.config import recipes
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
@@ -15,7 +15,7 @@ from hvdtrain.launch.hosts import Host, code_path
 from hvdtrain.launch.memory import asked_mb, rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.private_network import needs_network
-from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, train_program
+from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, join_program, train_program
 from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 from hvdtrain.system.own_code import file_of, with_file
@@ -25,7 +25,7 @@ from hvdtrain.world.place import ELASTIC, RESPAWNS
 
 
 def prepare(
-    launcher: str, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
+    recipe: Launcher, config: RunConfig, workers: int, hosts: Sequence[Host], out: Path, check: bool = True,
     working_folder: str = "", interface: str = "", resume: bool = False, all_options: bool = False,
     measure: bool = False, secrets: Mapping[str, str] | None = None, respawn: bool = False,
     elastic: bool = False,
@@ -48,10 +48,9 @@ def prepare(
     Raises:
         UsageError: a host cannot run it, or the launcher needs hosts.
     """
-    recipe = recipes.launcher(launcher)
     runs_there = out
     if recipe.runs:  # ranks see other folders than this machine
-        _check_paths(launcher, config)
+        _check_paths(recipe.name, config)
         runs_there = Path(recipe.runs, out.name)
     memory_mb, least_mb = asked_mb(config, workers), rank_mb(config, workers)
     config = _with_code_in(working_folder, with_absolute_paths(config))
@@ -61,7 +60,7 @@ def prepare(
     program = train_program(config, runs_there, all_options, recipe.interpreter)
     program += ["--resume"] if resume else []
     if recipe.script_name:  # not every scheduler passes the environment on
-        program = ["env", f"{LAUNCHER}={launcher}", *program]
+        program = ["env", f"{LAUNCHER}={recipe.name}@{recipe.digest}", *program]
     secrets = dict(secrets or {})
     if config.wire == "zmq" or elastic:
         secrets[WIRE_KEY] = os.environ.get(WIRE_KEY) or new_wire_key()
@@ -69,10 +68,11 @@ def prepare(
     environment = {RESPAWNS: "1"} if respawn else {ELASTIC: "1"} if elastic else {}
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
+        join=join_program(runs_there, recipe.interpreter) if respawn else (),
         secrets=secrets, needs_network=needs_network(config), environment=environment,
         memory_mb=memory_mb, gpus=int(config.device == "cuda"),
     )  # fmt: skip
-    return prepare_program(launcher, spec, requirements, check, measure)
+    return prepare_program(recipe, spec, requirements, check, measure)
 
 
 def _with_code_in(working_folder: str, config: RunConfig) -> RunConfig:
@@ -97,7 +97,7 @@ def _check_paths(launcher: str, config: RunConfig) -> None:
 
 
 def prepare_program(
-    launcher: str, spec: JobSpec, requirements: Requirements, check: bool = True, measure: bool = False
+    recipe: Launcher, spec: JobSpec, requirements: Requirements, check: bool = True, measure: bool = False
 ) -> LaunchCommand:
     """The command that starts a job of any program of ours; its `interface` and `environment` are completed.
 
@@ -116,12 +116,13 @@ def prepare_program(
     if set(testbed.running_nodes()) & {host.name for host in spec.hosts}:
         interface = interface or testbed.INTERFACE
         environment["HVDTRAIN_OVER_TCP"] = "1"  # these hosts share memory, which rpc would find and use
-    if spec.hosts and check and recipes.launcher(launcher).hosts == "needed":
+    if spec.hosts and check and recipe.hosts == "needed":
         required = dataclasses.replace(requirements, interface=interface)
         chosen, network_pairs = check_hosts(spec.hosts, required, measure)
         interface = chosen or interface
-    launched = Launched(launcher, tuple(map(str, spec.hosts)), interface, spec.working_folder, network_pairs)
+    hosts = tuple(map(str, spec.hosts))
+    launched = Launched(recipe.name, hosts, interface, spec.working_folder, network_pairs, recipe.digest)
     environment |= launched.variables()  # ranks have all that carries bytes use the interface
     if spec.servers and spec.hosts:  # horovodrun numbers ranks host by host: ranks spread the servers with this
         environment[SLOTS] = ",".join(str(host.slots) for host in spec.hosts)
-    return expand(launcher, dataclasses.replace(spec, interface=interface, environment=environment))
+    return expand(recipe, dataclasses.replace(spec, interface=interface, environment=environment))

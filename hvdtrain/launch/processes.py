@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import psutil
 
+from hvdtrain.config import recipes
 from hvdtrain.coordination.join_info import remove_join_files
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.private_network import enter_private_network, variables_of
@@ -28,10 +29,10 @@ FORK_S = 1.0  # within which another rank has begun in place of one that was los
 
 
 def local_job(
-    launcher: str, ranks: int, program: list[str], log: Path, environment: Mapping[str, str] | None = None
+    ranks: int, program: list[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """`launched_job` for a program on this machine; environment: variables for the ranks beside the recipe's."""
-    return launched_job(expand(launcher, JobSpec(ranks, program, environment=environment or {})), log)
+    return launched_job(expand(recipes.launcher("local"), JobSpec(ranks, program, environment=environment or {})), log)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from hvdtrain.config import recipes
 from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
@@ -29,9 +28,6 @@ FORWARDED = re.compile(
 # What Slurm, PBS, LSF and Grid Engine say of an allocation, and they and MPI of a rank. A starter on this machine alone
 # would read it, and put ranks on the allocation's other nodes.
 ALLOCATION = re.compile(r"(SLURM|SBATCH|SRUN|PMI\d?|PMIX(?!_MCA)|PBS|LSB)_\w+|PE_HOSTFILE")
-# Of a job's name. Kubernetes and YARN have the strictest rule, RFC 1123's labels of 63 characters: `-` and five
-# characters that are added, and Kubernetes' `-worker-4095`, have to fit.
-MAX_NAME = 63 - len("-abcde-worker-4095")
 SLOTS = "HVDTRAIN_SLOTS"  # where horovodrun numbers ranks host by host, and servers are to be spread: see world.place
 # Variables that the starter itself needs here.
 STARTER_NEEDS = (
@@ -52,6 +48,7 @@ class JobSpec:
         interface: the network interface by which the hosts reach each other, or empty.
         working_folder: where the ranks start; by default the current folder.
         survives_lost_rank: whether the other ranks go on when one dies.
+        join: the command line of a worker that comes in place of one that is lost; empty where none does.
         environment: variables for every rank, beside those of the recipe.
         secrets: variables for every rank that no command line may show.
         needs_network: whether ranks on this machine alone reach for others all the same, for a data set say.
@@ -67,6 +64,7 @@ class JobSpec:
     interface: str = ""
     working_folder: str = ""
     survives_lost_rank: bool = False
+    join: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     needs_network: bool = False
@@ -113,17 +111,16 @@ class LaunchCommand:
         return "\n".join([*files, shlex.join(self.argv)])
 
 
-def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
-    """Fill in the launcher's recipe for a job.
+def expand(recipe: Launcher, spec: JobSpec) -> LaunchCommand:
+    """Fill in a launcher's recipe for a job.
 
     Raises:
         UsageError: the recipe needs hosts and there are none, or the other way round, or it has an unknown placeholder,
             or ranks cannot read a file with the secrets.
     """
-    recipe = recipes.launcher(launcher)
-    _check_hosts_suit(launcher, recipe, spec.hosts)
-    job = _Job(launcher, recipe, spec)
-    filler = Filler(launcher, job.values())
+    _check_hosts_suit(recipe, spec.hosts)
+    job = _Job(recipe, spec)
+    filler = Filler(recipe.file, job.values())
     # horovodrun would go to other addresses of this machine over ssh.
     is_here = (
         all(host.name in ("localhost", "127.0.0.1") for host in spec.hosts)
@@ -138,14 +135,14 @@ def expand(launcher: str, spec: JobSpec) -> LaunchCommand:
     )  # fmt: skip
 
 
-def _check_hosts_suit(launcher: str, recipe: Launcher, hosts: Sequence[Host]) -> None:
+def _check_hosts_suit(recipe: Launcher, hosts: Sequence[Host]) -> None:
     if recipe.hosts == "needed" and not hosts:
-        raise UsageError(f"--launcher {launcher} needs hosts: give -H a:1,b:1 or --hostfile FILE")
+        raise UsageError(f"--launcher {recipe.name} needs hosts: give -H a:1,b:1 or --hostfile FILE")
     if hosts and not recipe.mentions(r"\{(hosts|hostfile|nodelist|rankfile)\}"):
-        raise UsageError(f"--launcher {launcher} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
+        raise UsageError(f"--launcher {recipe.name} finds hosts itself: drop -H or --hostfile, or choose ssh or mpi")
     if not recipe.mentions("{hostfile}") and (named := [host.name for host in hosts if "@" in host.name]):
         raise UsageError(
-            f"--launcher {launcher} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
+            f"--launcher {recipe.name} takes no user in {named[0]}: write it into ~/.ssh/config (`User`), or choose mpi"
         )
 
 
@@ -155,24 +152,26 @@ class _Job:
     Attributes:
         environment: the starter's.
         secrets_file: through which ranks get the secrets, where they do not have the starter's environment.
-        program: what each rank runs, through that file.
+        program, join: what each rank runs, through that file.
         name: as a scheduler knows the job.
     """
 
-    def __init__(self, launcher: str, recipe: Launcher, spec: JobSpec) -> None:
+    def __init__(self, recipe: Launcher, spec: JobSpec) -> None:
         self.recipe, self.spec = recipe, spec
         # Starters that are Python themselves, horovodrun for one, import nothing of the current folder either.
         self.variables = {"PYTHONSAFEPATH": "1"} | recipe.environment | dict(spec.environment)
         self.environment = _starter_environment(self.variables, recipe)
-        self.program, self.secrets_file = list(spec.program), None
+        self.secrets_file = None
         if recipe.local or recipe.inherits:
             self.environment |= spec.secrets
         elif spec.secrets and recipe.runs:
-            _check_secrets_are_set(launcher, recipe, spec.secrets)
+            _check_secrets_are_set(recipe, spec.secrets)
         elif spec.secrets:
             self.secrets_file = records.secrets_file(spec.out)
-            self.program = ["sh", str(self.secrets_file), *self.program]
-        self.name = f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', spec.out.name.lower())}"[:MAX_NAME].rstrip("-")
+        through = ["sh", str(self.secrets_file)] if self.secrets_file else []
+        self.program = [*through, *spec.program]
+        self.join = shlex.join([*through, *spec.join]) if spec.join else ""
+        self.name = f"hvdtrain-{re.sub(r'[^a-z0-9]+', '-', spec.out.name.lower())}"[: recipe.name_length].rstrip("-")
         if recipe.unique_name:
             self.name += f"-{secrets.token_hex(3)[:5]}"
         folder = launch_folder(spec.out)
@@ -194,7 +193,7 @@ class _Job:
             "memory_mb": (slots or spec.ranks) * spec.memory_mb or "", "gpus": spec.gpus or "",
             "name": self.name, "script": str(self.script), "folder": folder,
             "out": str(spec.out), "out_pattern": str(spec.out).replace("%", "%%"),
-            "program": self.program,
+            "program": self.program, "join": self.join,
             "program_in_folder": _within_double_quotes(shlex.join(in_folder(folder, self.program))),
             "secrets": _within_double_quotes(shlex.quote(str(records.secrets_file(spec.out)))),
             "keep_going": self.recipe.if_rank_may_die if spec.survives_lost_rank else self.recipe.if_rank_must_not,
@@ -218,13 +217,13 @@ class _Job:
         return files
 
 
-def _check_secrets_are_set(launcher: str, recipe: Launcher, secrets: Mapping[str, str]) -> None:
+def _check_secrets_are_set(recipe: Launcher, secrets: Mapping[str, str]) -> None:
     """UsageError where a recipe whose ranks see nothing of this machine does not name each of them."""
     if missing := [name for name in secrets if not recipe.mentions(rf"\b{name}\b")]:
         instead = ", or give --wire rpc" if WIRE_KEY in missing else ""
         raise UsageError(
-            f"{launcher} starts ranks without this machine's environment and folders: have "
-            f"launchers/{launcher}.toml set {', '.join(missing)} from a secret of the cluster{instead}"
+            f"{recipe.name} starts ranks without this machine's environment and folders: have "
+            f"{recipe.file} set {', '.join(missing)} from a secret of the cluster{instead}"
         )
 
 
@@ -236,8 +235,16 @@ def train_program(config: RunConfig, out: Path, all_options: bool = False, inter
             named from its run folder.
         interpreter: the Python of where the ranks run; by default this one.
     """
-    python = [interpreter or sys.executable, "-Pm", "hvdtrain"]
-    return [*python, "train", *config.to_args(all_options), "--out", str(out)]
+    return [*_train(interpreter), *config.to_args(all_options), "--out", str(out)]
+
+
+def join_program(out: Path, interpreter: str = "") -> list[str]:
+    """The command line of a worker that joins the job that trains into that folder; see train_program."""
+    return [*_train(interpreter), "--join", "--trust-model", "--out", str(out)]
+
+
+def _train(interpreter: str) -> list[str]:
+    return [interpreter or sys.executable, "-Pm", "hvdtrain", "train"]
 
 
 def _within_double_quotes(text: str) -> str:

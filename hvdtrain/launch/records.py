@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.config import recipes
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.errors import Failure, UsageError, unknown
 from hvdtrain.launch.filling import Filler
@@ -34,10 +35,13 @@ def secrets_file(out: Path) -> Path:
     return launch_folder(out) / "environment"
 
 
-def read_record(out: Path) -> dict[str, Any]:
-    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows, or with the
-    `pid` and `host` of the process that sees to it. Empty where there is no record, or a broken one, or one with
-    another thing in place of a job: anybody may have written it.
+def read_record(out: Path, given: Launcher | None = None) -> dict[str, Any]:
+    """What `launch` recorded of a job: `launcher`, with the `job` and the `name` that its scheduler knows, and the
+    `recipe`; or with the `pid` and `host` of the process that sees to it. Empty where there is no record, or a broken
+    one, or one with another thing in place of a job: anybody may have written it.
+
+    Args:
+        given: a recipe. One outside launchers/ has to be: the record has its name alone.
 
     Raises:
         UsageError: there is no launcher of that name here.
@@ -48,21 +52,31 @@ def read_record(out: Path) -> dict[str, Any]:
         return {}
     if not isinstance(record, dict) or not isinstance(record.get("launcher"), str):
         return {}
-    if record["launcher"] not in recipes.names("launchers"):
-        raise unknown(f"launcher in {job_record_file(out)}:", record["launcher"], recipes.names("launchers"))
-    is_process = isinstance(record.get("pid"), int) and isinstance(record.get("host"), str)
-    return record if (_names_a_job(record) if "job" in record else is_process) else {}
+    if "job" not in record:
+        return record if isinstance(record.get("pid"), int) and isinstance(record.get("host"), str) else {}
+    record["recipe"] = given if given and given.name == record["launcher"] else _recipe(out, record["launcher"])
+    return record if _names_a_job(record) else {}
+
+
+def _recipe(out: Path, name: str) -> Launcher:
+    """The recipe of that name in launchers/: never a file that a record names."""
+    known = recipes.names("launchers")
+    if name not in known and name.endswith(recipes.SUFFIX):
+        raise UsageError(f"{out} was launched by a recipe outside launchers/, {name!a}: give --launcher and its file")
+    if name not in known:
+        raise unknown(f"launcher in {job_record_file(out)}:", name, known)
+    return recipes.launcher(name)
 
 
 def _names_a_job(record: Record) -> bool:
     """Whether the commands of its scheduler may be given what a record has."""
-    patterns = {"name": NAME, "job": recipes.launcher(record["launcher"]).job}
+    patterns = {"name": NAME, "job": record["recipe"].job}
     values = {name: record[name] for name in patterns if name in record}
     return all(isinstance(value, str) and re.fullmatch(patterns[name], value) for name, value in values.items())
 
 
 @contextlib.contextmanager
-def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
+def claimed(out: Path, recipe: Launcher) -> Iterator[dict[str, Any]]:
     """In the block no other `launch` has the run folder: it has this process's record.
 
     Yields:
@@ -74,17 +88,17 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
     """
     file, job = job_record_file(out), dict[str, Any]()
     with _locked(out):
-        if still := why_occupied(out, earlier := read_record(out)):
+        if still := why_occupied(out, earlier := read_record(out, recipe)):
             or_remove = "" if is_running(out, earlier) else f"; if it has ended, remove {file}"
             raise UsageError(f"--out {out}: {still}; `hvdtrain stop {out}` ends it{or_remove}")
-        write_json(file, {"launcher": launcher, "pid": os.getpid(), "host": socket.gethostname()})
+        write_json(file, {"launcher": recipe.name, "pid": os.getpid(), "host": socket.gethostname()})
         held = file.open()  # by which others know that this process has written it
     try:
         yield job
-        if job and not _names_a_job({"launcher": launcher, **job}):
+        if job and not _names_a_job({"recipe": recipe, **job}):
             raise Failure(
-                f"{launcher} has printed {job['job']!a}, which names no job: see {file.with_name('log')}, end what has "
-                f"begun yourself, and mend `job` in launchers/{launcher}.toml"
+                f"{recipe.name} has printed {job['job']!a}, which names no job: see {file.with_name('log')}, end what "
+                f"has begun yourself, and mend `job` in {recipe.file}"
             )
     except BaseException:
         job.clear()
@@ -92,7 +106,7 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
     finally:
         held.close()
         if job:
-            write_json(file, {"launcher": launcher, **job})
+            write_json(file, {"launcher": recipe.name, **job})
         else:
             file.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
@@ -102,7 +116,7 @@ def claimed(out: Path, launcher: str) -> Iterator[dict[str, Any]]:
 def forget(out: Path, record: Record) -> None:
     """Remove what is kept of a job that has ended, unless another has been launched there since."""
     with _locked(out):
-        if read_record(out) == record:
+        if read_record(out, record.get("recipe")) == record:
             secrets_file(out).unlink(missing_ok=True)  # of a job that a scheduler has had
             job_record_file(out).unlink(missing_ok=True)
 
@@ -150,7 +164,7 @@ def why_occupied(out: Path, record: Record) -> str:
 
 def _scheduler_has(record: Record) -> str:
     """As `why_occupied`. A scheduler that does not answer is taken to have the job."""
-    recipe = recipes.launcher(record["launcher"])
+    recipe = record["recipe"]
     has = f"{record['launcher']} has its job {record['job']}"
     if not recipe.status_command:
         return has
@@ -169,7 +183,7 @@ def cancel(record: Record, timeout_s: float) -> bool:
     Raises:
         Failure: the scheduler refuses, or still has the job after the time.
     """
-    recipe = recipes.launcher(record["launcher"])
+    recipe = record["recipe"]
     command = _filled(recipe.stop, record)
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -188,4 +202,4 @@ def cancel(record: Record, timeout_s: float) -> bool:
 
 
 def _filled(command: Sequence[Any], record: Record) -> list[str]:
-    return Filler(record["launcher"], {"name": "", **record}).command(command)
+    return Filler(record["recipe"].file, {"name": "", **record}).command(command)

@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.coordination.membership_log import who_is_lost
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
-from hvdtrain.launch.hosts import parse_hosts, rank_of_process
+from hvdtrain.launch.hosts import parse_hosts, rank_of_process, recipe_of_job
 from hvdtrain.launch.job_log import failure_reason, log_text
 from hvdtrain.launch.records import is_running, read_record, why_occupied
 from hvdtrain.launch.supervise import log_file
@@ -30,24 +31,26 @@ LINE_LENGTH = 160  # shown of the last line
 
 @click.command()
 @click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
-def status(out: Path) -> None:
+@recipe_of_job
+def status(out: Path, launcher: Launcher | None) -> None:
     """Tell how far the job with run folder RUN is: state, step, epoch, samples/s and its last line.
 
     It reads what the job has written, so it works on any host that sees the folder, and for any starter.
     """
-    for line in status_lines(out.absolute(), out):
+    for line in status_lines(out.absolute(), out, launcher):
         click.echo(line)
 
 
-def status_lines(run: Path, shown: Path) -> Iterator[str]:
+def status_lines(run: Path, shown: Path, launcher: Launcher | None = None) -> Iterator[str]:
     """What is known of a run, a line each. UsageError where there is no run.
 
     Args:
         shown: the run folder as the user calls it.
+        launcher: the recipe that was given.
     """
     if not (run / CONFIG).is_file() and not log_file(run).parent.is_dir():
         raise UsageError(f"{shown}: no run was begun there{name_one_of(run)}")
-    manifest, record = find(run, Manifest), read_record(run)
+    manifest, record = find(run, Manifest), read_record(run, launcher)
     summary = find(run, Summary) or Summary()
     files = sorted(run.glob("metrics.rank*.jsonl"))
     workers = {file: steps for file in files if (steps := last_steps(file))}

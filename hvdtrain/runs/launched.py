@@ -19,11 +19,12 @@ class Launched(Struct, frozen=True):
     """How a job was launched.
 
     Attributes:
-        launcher: the recipe's name.
+        launcher: the recipe's name: see config.recipes.
         hosts: as `a:2`, each with its ranks; empty where the launcher found them itself.
         interface: the network interface by which they reach each other, or empty.
         folder: where the ranks were started on the hosts, if not where the launcher was.
         network: what was measured between the hosts, in each direction: see launch.preflight.
+        recipe: a hash of the recipe.
     """
 
     launcher: str = ""
@@ -31,13 +32,14 @@ class Launched(Struct, frozen=True):
     interface: str = ""
     folder: str = ""
     network: tuple[Pair, ...] = ()
+    recipe: str = ""
 
     def variables(self) -> dict[str, str]:
         """For the environment of every rank; nothing in them needs quoting, wherever they are written."""
         pairs = [f"{p['from']},{p['to']},{p['gbit_s']}" for p in self.network]
         values = {
-            LAUNCHER: self.launcher, HOSTS: ",".join(self.hosts), FOLDER: self.folder, NETWORK: "/".join(pairs),
-            INTERFACE: self.interface,
+            LAUNCHER: f"{self.launcher}@{self.recipe}", HOSTS: ",".join(self.hosts), FOLDER: self.folder,
+            NETWORK: "/".join(pairs), INTERFACE: self.interface,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value}
 
@@ -56,7 +58,8 @@ def read_launched(env: Mapping[str, str] = os.environ) -> Launched | None:
     hosts = tuple(env[HOSTS].split(",")) if env.get(HOSTS) else ()
     pairs = [pair.split(",") for pair in env.get(NETWORK, "").split("/") if pair]
     network = tuple({"from": one, "to": other, "gbit_s": float(speed)} for one, other, speed in pairs)
-    return Launched(env[LAUNCHER], hosts, env.get(INTERFACE, ""), env.get(FOLDER, ""), network)
+    launcher, _, recipe = env[LAUNCHER].partition("@")
+    return Launched(launcher, hosts, env.get(INTERFACE, ""), env.get(FOLDER, ""), network, recipe)
 
 
 def remembered(run: Path) -> Launched | None:

@@ -214,7 +214,7 @@ def decode(folder: Path) -> dict[str, Callable[[], float]]:
             augment=augment, slow="all:4x", snapshot_every="never", save="none",
         )  # fmt: skip
         run, log = folder / "run", folder / "log"
-        with local_job("local", 2 + servers, train_program(config, run), log) as job:
+        with local_job(2 + servers, train_program(config, run), log) as job:
             code = job.wait()
         if code:
             raise SystemExit(failure_reason(log, code))

@@ -64,7 +64,7 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
     # What a rank of ours sets for itself, the peers are given.
     program = train_program(what, out) if isinstance(what, RunConfig) else what
     tuned = {} if isinstance(what, RunConfig) else {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
-    with local_job("local", ranks, program, log, tuned) as job:
+    with local_job(ranks, program, log, tuned) as job:
         code = job.wait()
     if code:
         sys.exit(failure_reason(log, code))

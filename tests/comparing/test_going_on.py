@@ -23,6 +23,7 @@ from hvdtrain.comparing.forecast import Record
 from hvdtrain.comparing.grid import Axes, in_rounds, plan
 from hvdtrain.comparing.pilot import but_for_the_wire, of_a_side
 from hvdtrain.comparing.running import Comparison
+from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts import Host
@@ -94,7 +95,9 @@ def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
 
     def ask(config, hosts, more):
         record = Record(tmp_path)
-        record.ask(asked(config, 0.0, plan(config, Axes(["ddp"]), hosts, "ssh")) | {"images": "abc"} | more)
+        record.ask(
+            asked(config, 0.0, plan(config, Axes(["ddp"]), hosts, recipes.launcher("ssh"))) | {"images": "abc"} | more
+        )
         return record
 
     ask(ASKED, [], {}).save()
@@ -303,7 +306,9 @@ def test_a_host_that_goes_down_fails_the_runs_on_it_and_not_the_comparison(tmp_p
         raise UsageError("b: no route to host")
 
     monkeypatch.setattr(running, "prepare", no_route)
-    contenders = plan(RunConfig(steps=3), Axes(["ddp", "allreduce"]), [Host("a", 1), Host("b", 1)], "ssh")
+    contenders = plan(
+        RunConfig(steps=3), Axes(["ddp", "allreduce"]), [Host("a", 1), Host("b", 1)], recipes.launcher("ssh")
+    )
     first = Comparison(tmp_path, contenders, {}, Record(tmp_path), 0.0, 1, 0)
     with pytest.raises(UsageError, match="no route to host"):  # nothing has worked yet
         first.run({})

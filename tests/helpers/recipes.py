@@ -1,5 +1,6 @@
 """What recipes of launchers make of a job of four ranks."""
 
+from hvdtrain.config import recipes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.recipe import JobSpec, expand
 
@@ -10,7 +11,7 @@ PROGRAM = ["python", "-m", "hvdtrain", "train", "--out", "a b {ranks}"]  # whose
 
 def start(launcher, out, hosts=None, **more):
     hosts = (HOSTS if launcher in TAKE_HOSTS else ()) if hosts is None else hosts
-    return expand(launcher, JobSpec(4, PROGRAM, servers=1, hosts=hosts, out=out, **more))
+    return expand(recipes.launcher(launcher), JobSpec(4, PROGRAM, servers=1, hosts=hosts, out=out, **more))
 
 
 def script(launcher, out, hosts=None, **more):

@@ -2,10 +2,13 @@
 
 import pytest
 
+from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import allocation
 from hvdtrain.launch.allocation import allocated_cores, allocated_hosts
 from hvdtrain.launch.hosts import Host
+
+SRUN, MPI = recipes.launcher("srun"), recipes.launcher("mpi")
 
 
 @pytest.fixture
@@ -20,10 +23,10 @@ def slurm(tmp_path):
 
 def test_slurms_nodes_have_as_many_slots_as_tasks_were_asked_for(slurm, monkeypatch):
     monkeypatch.setenv("PATH", slurm["PATH"])
-    assert allocated_hosts("srun", slurm) == [Host("node1", 2), Host("node2", 2), Host("n7", 1)]
+    assert allocated_hosts(SRUN, slurm) == [Host("node1", 2), Host("node2", 2), Host("n7", 1)]
     assert allocated_cores(slurm) == {"node1": 8.0, "node2": 8.0, "n7": 4.0}
     del slurm["SLURM_TASKS_PER_NODE"]
-    assert [host.slots for host in allocated_hosts("srun", slurm)] == [8, 8, 4]
+    assert [host.slots for host in allocated_hosts(SRUN, slurm)] == [8, 8, 4]
 
 
 @pytest.mark.parametrize("tasks", ["1", "1(x3)", "2,1"])
@@ -31,24 +34,24 @@ def test_a_step_has_its_own_tasks_in_place_of_the_allocations(tasks, slurm, monk
     """As in the shell of `srun --pty bash`: what the allocation has of cores is left."""
     monkeypatch.setenv("PATH", slurm["PATH"])
     step = slurm | {"SLURM_STEP_ID": "0", "SLURM_TASKS_PER_NODE": tasks, "SLURM_STEP_TASKS_PER_NODE": tasks}
-    assert [host.slots for host in allocated_hosts("srun", step)] == [8, 8, 4]
-    assert [host.slots for host in allocated_hosts("srun", step | {"SLURM_CPUS_PER_TASK": "5"})] == [1, 1, 1]
+    assert [host.slots for host in allocated_hosts(SRUN, step)] == [8, 8, 4]
+    assert [host.slots for host in allocated_hosts(SRUN, step | {"SLURM_CPUS_PER_TASK": "5"})] == [1, 1, 1]
     interactive = slurm | {"SLURM_STEP_ID": "4294967290"}  # salloc's shell, where that is a step
-    assert [host.slots for host in allocated_hosts("srun", interactive)] == [2, 2, 1]
+    assert [host.slots for host in allocated_hosts(SRUN, interactive)] == [2, 2, 1]
 
 
 def test_outside_an_allocation_it_is_one_line(slurm, monkeypatch):
     with pytest.raises(UsageError, match="^--launcher srun is for use inside a Slurm allocation: start this in salloc"):
-        allocated_hosts("srun", {})
+        allocated_hosts(SRUN, {})
     monkeypatch.setenv("PATH", slurm["PATH"])
     with pytest.raises(UsageError, match="scontrol does not say which nodes this allocation has"):
-        allocated_hosts("srun", slurm | {"SLURM_JOB_NODELIST": "other"})
+        allocated_hosts(SRUN, slurm | {"SLURM_JOB_NODELIST": "other"})
 
 
 def test_in_the_launcher_pod_of_an_mpi_job_its_host_file_names_the_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(allocation, "POD_HOSTFILE", tmp_path / "hostfile")
-    assert allocated_hosts("mpi", {}) == []
+    assert allocated_hosts(MPI, {}) == []
     (tmp_path / "hostfile").write_text("job-worker-0.job.default.svc slots=2\njob-worker-1.job.default.svc slots=2\n")
     workers = [Host(f"job-worker-{n}.job.default.svc", 2) for n in range(2)]
-    assert allocated_hosts("mpi", {}) == workers
-    assert allocated_hosts("ssh", {}) == allocated_hosts("local", {}) == []
+    assert allocated_hosts(MPI, {}) == workers
+    assert allocated_hosts(recipes.launcher("ssh"), {}) == allocated_hosts(recipes.launcher("local"), {}) == []

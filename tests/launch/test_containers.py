@@ -22,6 +22,8 @@ from hvdtrain.launch.recipe import JobSpec, expand
 
 ROOT = Path(__file__).parent.parent.parent
 
+YARN, KUBERNETES = recipes.launcher("yarn"), recipes.launcher("kubernetes")
+
 
 @pytest.fixture
 def out(tmp_path):
@@ -37,7 +39,7 @@ def test_yarns_service_starts_a_container_a_rank(name, tmp_path):
     (folder := tmp_path / name).mkdir()
     variables = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
     program = [sys.executable, "-c", RANK, variables, name]
-    made = expand("yarn", JobSpec(4, program, out=tmp_path / "run", working_folder=str(folder)))
+    made = expand(YARN, JobSpec(4, program, out=tmp_path / "run", working_folder=str(folder)))
     [service] = map(json.loads, made.files.values())
     assert made.argv[:4] == ["yarn", "app", "-launch", service["name"]]
     [component] = service["components"]
@@ -65,7 +67,7 @@ def test_private_variables_of_a_service_are_gone_with_its_first_rank(rank, is_to
     code = "import os, signal, sys, time; signal.signal(15, lambda *_: (time.sleep(2), sys.exit(9)));"
     code += "print(os.environ['MY_TOKEN'], flush=True); time.sleep(60 if sys.argv[1:] else 0); sys.exit(7)"
     program = [sys.executable, "-c", code, *(["stay"] if is_told else [])]
-    made = expand("yarn", JobSpec(2, program, out=tmp_path / "it's a run", secrets={"MY_TOKEN": "t0ken"}))
+    made = expand(YARN, JobSpec(2, program, out=tmp_path / "it's a run", secrets={"MY_TOKEN": "t0ken"}))
     for path, text in made.files.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -82,7 +84,7 @@ def test_private_variables_of_a_service_are_gone_with_its_first_rank(rank, is_to
 
 def test_each_service_of_yarn_has_a_name_of_its_own(tmp_path):
     """As YARN takes it, ServiceApiUtil: a label of DNS that begins with a letter."""
-    names = {expand("yarn", JobSpec(2, ["x"], out=tmp_path / "My_Run" / ("r" * 99))).name for _ in range(3)}
+    names = {expand(YARN, JobSpec(2, ["x"], out=tmp_path / "My_Run" / ("r" * 99))).name for _ in range(3)}
     assert len(names) == 3 and all(re.fullmatch("[a-z][a-z0-9-]{1,62}", name) for name in names)
 
 
@@ -106,7 +108,7 @@ def test_kubernetes_gets_an_mpi_job(out):
 
 def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
     config = RunConfig(mode="allreduce", dataset="/data/coil")
-    made = prepare("kubernetes", config, 2, (), tmp_path / "My run")
+    made = prepare(KUBERNETES, config, 2, (), tmp_path / "My run")
     [text] = made.files.values()
     args = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"]
     assert args[2:5] == ["/opt/hvdtrain/bin/python", "-Pm", "hvdtrain"] and str(tmp_path) not in text
@@ -115,7 +117,7 @@ def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
         with pytest.raises(
             UsageError, match=f"--dataset {dataset} is on this machine: --launcher kubernetes runs else"
         ):
-            prepare("kubernetes", RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run")
+            prepare(KUBERNETES, RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run")
 
 
 def test_the_image_has_what_its_recipe_names():

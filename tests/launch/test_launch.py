@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import processes
@@ -92,7 +93,7 @@ def test_two_ranks_run_and_print_into_the_log(tmp_path):
         "print('aside', file=sys.stderr)"
     )
     log = tmp_path / "log"
-    with local_job("local", 2, [sys.executable, "-c", code], log, {"MARK": "seven"}) as job:
+    with local_job(2, [sys.executable, "-c", code], log, {"MARK": "seven"}) as job:
         assert job.wait(timeout=30) == 0
     assert sorted(log_lines(log)) == [
         (0, "aside"), (0, "rank 0 of 2 seven self,sm"), (1, "aside"), (1, "rank 1 of 2 seven self,sm"),
@@ -116,7 +117,7 @@ def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(tm
     monkeypatch.setenv("PMIX_MCA_gds", "hash")  # a setting, and no place
     names = f"[n for n in {[*ALLOCATION]} if n in os.environ and os.environ[n] == {ALLOCATION}[n]]"
     code = f"import os; print({names}, os.environ['PMIX_MCA_gds'])"
-    with local_job("local", 2, [sys.executable, "-c", code], tmp_path / "log") as job:
+    with local_job(2, [sys.executable, "-c", code], tmp_path / "log") as job:
         assert job.wait(timeout=30) == 0, (tmp_path / "log").read_text()
     kept = ["SGE_ROOT", "ARC", "JOB_ID"]
     assert sorted(log_lines(tmp_path / "log")) == [(rank, f"{kept} hash") for rank in range(2)]
@@ -125,7 +126,7 @@ def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(tm
 def test_a_log_that_is_named_from_the_current_folder_has_what_the_rank_said_last(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with local_job("local", 1, [sys.executable, "-c", "import sys; sys.exit('no disk')"], Path("../log")) as job:
+    with local_job(1, [sys.executable, "-c", "import sys; sys.exit('no disk')"], Path("../log")) as job:
         assert job.wait(timeout=30) == 1
     assert (tmp_path / "log").read_text() == "[0]<stderr>: no disk\n"
     assert failure_reason(Path("../log"), 1) == "exit code 1: no disk (see ../log)"
@@ -136,7 +137,7 @@ def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
     with pytest.raises(
         Failure, match=f"{tmp_path}/mpirun is not on this machine: .*; `hvdtrain doctor` says what is here"
     ):
-        with local_job("local", 2, ["true"], tmp_path / "log"):
+        with local_job(2, ["true"], tmp_path / "log"):
             pass
 
 
@@ -147,7 +148,9 @@ def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
 def test_ranks_have_the_variables_that_are_named_and_nobody_else_sees_them(launcher, tmp_path):
     token, words = "t0 k'en", [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
     hosts = HERE if launcher == "mpi" else ()
-    command = expand(launcher, JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", secrets={"MY_TOKEN": token}))
+    command = expand(
+        recipes.launcher(launcher), JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", secrets={"MY_TOKEN": token})
+    )
     assert "t0 k" not in command.dry_run_text()
     assert ("MY_TOKEN" in command.environment) == (launcher == "local")  # which horovodrun writes into command lines
     with launched_job(command, tmp_path / "log") as job:
@@ -162,7 +165,9 @@ def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_ther
     launcher, tmp_path
 ):
     words = [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
-    command = expand(launcher, JobSpec(1, words, out=tmp_path / "a run", secrets={"MY_TOKEN": "t0 k'en"}))
+    command = expand(
+        recipes.launcher(launcher), JobSpec(1, words, out=tmp_path / "a run", secrets={"MY_TOKEN": "t0 k'en"})
+    )
     file = command.secrets_file
     assert "t0 k" not in command.dry_run_text() and "MY_TOKEN" not in command.environment
     assert shlex.join(["sh", str(file), *words[:2]]) in "".join(command.files.values())
@@ -176,13 +181,13 @@ def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_ther
 
 def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all(tmp_path):
     spec = JobSpec(1, ["x"], out=tmp_path / "run", secrets={"MY_TOKEN": "t0ken"})
-    assert expand("slurm", spec).argv[0] == "sbatch"  # which passes all of it on
-    set_it = "folders: have launchers/kubernetes.toml set {} from a secret of the cluster{}$"
+    assert expand(recipes.launcher("slurm"), spec).argv[0] == "sbatch"  # which passes all of it on
+    set_it = "folders: have .*launchers/kubernetes.toml set {} from a secret of the cluster{}$"
     with pytest.raises(UsageError, match=set_it.format("MY_TOKEN", "")):
-        expand("kubernetes", spec)
+        expand(recipes.launcher("kubernetes"), spec)
     config = RunConfig(mode="ps-async", servers=1, dataset="synthetic", wire="zmq")
     with pytest.raises(UsageError, match=set_it.format("HVDTRAIN_WIRE_KEY", ", or give --wire rpc")):
-        prepare("kubernetes", config, 1, (), tmp_path / "run")
+        prepare(recipes.launcher("kubernetes"), config, 1, (), tmp_path / "run")
 
 
 # Which network it is in
@@ -199,7 +204,7 @@ print(len(list(folder.iterdir())) > 1)
 
 
 def place_of(log):
-    with local_job("local", 1, [sys.executable, "-c", PLACE], log) as job:
+    with local_job(1, [sys.executable, "-c", PLACE], log) as job:
         assert job.wait(timeout=30) == 0, log.read_text()
     return [text for _, text in log_lines(log)]
 
@@ -233,8 +238,10 @@ def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatc
     ],
 )
 def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, hosts, own, tmp_path):
-    assert expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).private_network == own
-    assert not expand(launcher, JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)).private_network
+    assert expand(recipes.launcher(launcher), JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).private_network == own
+    assert not expand(
+        recipes.launcher(launcher), JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)
+    ).private_network
 
 
 @pytest.mark.parametrize(
@@ -251,7 +258,7 @@ def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, ho
 def test_a_job_that_downloads_something_stays_in_this_machines_network(options, needs, tmp_path, monkeypatch):
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
     assert needs_network(RunConfig(**options)) == needs
-    command = prepare("local", RunConfig(**options), 2, (), tmp_path / "run")
+    command = prepare(recipes.launcher("local"), RunConfig(**options), 2, (), tmp_path / "run")
     assert command.private_network == (not needs)
 
 
@@ -260,7 +267,7 @@ def test_a_job_that_downloads_something_stays_in_this_machines_network(options, 
 
 @pytest.mark.parametrize("how", ["ends", "raises"])
 def test_ranks_that_ignore_sigterm_and_their_children_are_gone_after_the_block(folder, how):
-    with contextlib.suppress(KeyboardInterrupt), local_job("local", 2, stubborn(folder), folder / "log") as job:
+    with contextlib.suppress(KeyboardInterrupt), local_job(2, stubborn(folder), folder / "log") as job:
         pids = ids(folder)
         assert sorted(alive([*pids, job.pid])) == sorted([*pids, job.pid])
         if how == "raises":
@@ -272,7 +279,7 @@ def test_ranks_that_ignore_sigterm_and_their_children_are_gone_after_the_block(f
 def test_ranks_that_outlive_their_starter_are_gone_after_the_block(then, folder, monkeypatch):
     """It ends with ranks that leave children behind, or is killed."""
     monkeypatch.setattr(processes, "GRACE_S", 0.5)
-    with local_job("local", 2, stubborn(folder, then), folder / "log") as job:
+    with local_job(2, stubborn(folder, then), folder / "log") as job:
         pids = ids(folder)
         if then == "stay":
             job.kill()
@@ -285,7 +292,7 @@ PARENT = """
 import json, sys, time
 from pathlib import Path
 from hvdtrain.launch.processes import local_job
-with local_job("local", 2, json.loads(sys.argv[1]), Path(sys.argv[2])) as job:
+with local_job(2, json.loads(sys.argv[1]), Path(sys.argv[2])) as job:
     job.wait()
 """
 
@@ -367,7 +374,9 @@ sys.exit(7)
 def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, line, tmp_path):
     log = tmp_path / "log"
     hosts = () if launcher == "local" else HERE
-    start = expand(launcher, JobSpec(2, [sys.executable, "-c", FAILING, what], hosts=hosts, out=tmp_path / "run"))
+    start = expand(
+        recipes.launcher(launcher), JobSpec(2, [sys.executable, "-c", FAILING, what], hosts=hosts, out=tmp_path / "run")
+    )
     with launched_job(start, log) as job:
         assert job.wait(timeout=30) != 0
     assert first_failed(log) == (1, code)
@@ -383,7 +392,7 @@ def test_a_job_whose_starter_does_not_end_is_over_some_time_after_its_summary(tm
     log_file(out).parent.mkdir()
     words = f"sleep 2; echo [] > {shlex.quote(str(out))}/summary.json; sleep 90"
     began = time.monotonic()
-    supervise(expand("local", JobSpec(1, ["sh", "-c", words], out=out)), out, 0)
+    supervise(expand(recipes.launcher("local"), JobSpec(1, ["sh", "-c", words], out=out)), out, 0)
     assert 3 < time.monotonic() - began < 60
 
 
@@ -395,7 +404,7 @@ def test_a_job_that_failed_says_how_to_go_on_and_shows_lines_of_a_rank_that_said
     (out / "logs").mkdir()
     (out / "logs" / "rank.1.err").write_text("Traceback (most recent call last):\n  a line\nValueError: x\n")
     log_file(out).parent.mkdir()
-    command = expand("local", JobSpec(2, [sys.executable, "-c", FAILING, what], out=out))
+    command = expand(recipes.launcher("local"), JobSpec(2, [sys.executable, "-c", FAILING, what], out=out))
     with pytest.raises(
         Failure, match="the job failed: .*; `hvdtrain launch --resume --out .*run` goes on after step 12"
     ):

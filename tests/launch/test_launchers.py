@@ -82,7 +82,7 @@ def test_slurm_is_asked_for_the_memory_of_a_nodes_ranks_and_for_gpus_where_they_
     config = RunConfig(mode="ps-sync", servers=1, model="vgg16", width=1.0)
     for device in ("cuda", "auto"):
         config = dataclasses.replace(config, device=device)
-        files = prepare("slurm", config, 2, hosts, tmp_path / "run").files
+        files = prepare(recipes.launcher("slurm"), config, 2, hosts, tmp_path / "run").files
         text = files[tmp_path / "run.launch" / "job.sbatch"]
         asked = ranks_together * asked_mb(config, 2)
         assert asked > ranks_together * rank_mb(config, 2) + 2000
@@ -163,14 +163,14 @@ REFUSED = [
     (f"{RESPAWN} -- --mode ps-ssp --wire zmq --shares equal", "where workers lease their shares"),
     (
         f"{RESPAWN} -H a:2 --launcher mpi -- --mode ps-ssp --wire zmq",
-        "--respawn starts ranks on this machine, not those of mpi",
+        "--respawn starts ranks on this machine or by ray, not those of mpi",
     ),
     ("-n 1 --elastic -- --mode ddp", "--elastic needs two workers or more"),
     (
         "-n 2 --elastic --launcher slurm -- --mode ddp",
-        "--elastic is for --launcher local and ssh: slurm ends all ranks",
+        "--elastic is for --launcher local, ray, ssh: slurm ends all ranks",
     ),
-    ("-n 2 --elastic -H a:2 --launcher mpi", "--elastic is for --launcher local and ssh: mpi ends all ranks"),
+    ("-n 2 --elastic -H a:2 --launcher mpi", "--elastic is for --launcher local, ray, ssh: mpi ends all ranks"),
     ("-n 2 -s 1 --elastic -- --mode ps-sync", "--elastic is for --mode allreduce and ddp, not ps-sync"),
     ("-n 2 --elastic -- --mode sharded", "--elastic is for --mode allreduce and ddp, not sharded"),
     ("-n 2 --elastic -- --mode ddp --device cuda", "--elastic is for CPUs, where Gloo carries"),
@@ -203,7 +203,7 @@ def test_a_dry_run_is_refused_where_the_job_would_be(tmp_path):
 
 @pytest.mark.parametrize(("run", "name"), [("My Run_1", "hvdtrain-my-run-1"), ("x" * 99, f"hvdtrain-{'x' * 36}")])
 def test_a_jobs_name_is_one_that_every_scheduler_takes(run, name, tmp_path):
-    made = expand("kubernetes", JobSpec(2, ["x"], out=tmp_path / run))
+    made = expand(recipes.launcher("kubernetes"), JobSpec(2, ["x"], out=tmp_path / run))
     assert json.loads(next(iter(made.files.values())))["metadata"]["generateName"] == f"{name}-"
     assert len(f"{name}-abcde-worker-4095") <= 63  # a pod's, and a host's
 
@@ -214,7 +214,7 @@ def test_a_variable_that_there_is_not_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "RECIPES", tmp_path)
     try:
         with pytest.raises(UsageError, match=r"launchers/mine.toml: there is no \{rnaks\} to fill in: choose from bin"):
-            expand("mine", JobSpec(1, ["x"]))
+            expand(recipes.launcher("mine"), JobSpec(1, ["x"]))
     finally:
         recipes.load.cache_clear()
 
@@ -238,6 +238,6 @@ def test_a_users_code_travels_with_the_copy_of_the_current_folder_or_is_looked_f
         ("mine.py:build", "", f"{here}/mine.py"),
     ):  # fmt: skip
         config = RunConfig(mode="allreduce", model=model, dataset=f"{here}/mine.py:data")
-        command = prepare("ssh", config, 2, hosts, tmp_path / "run", working_folder=copy)
+        command = prepare(recipes.launcher("ssh"), config, 2, hosts, tmp_path / "run", working_folder=copy)
         assert f"--model {there}:build" in command.dry_run_text() and there in asked[-1]
         assert (f"{copy}/mine.py" if copy else f"{here}/mine.py") in asked[-1]

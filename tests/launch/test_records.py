@@ -4,19 +4,22 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
+from helpers import report_runs
 
+from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch import commands, records
 from hvdtrain.launch.commands import launch, stop
 from hvdtrain.launch.records import is_running, job_record_file, read_record, why_occupied
-from hvdtrain.launch.status import status_lines
+from hvdtrain.launch.status import status, status_lines
 from hvdtrain.runs.folder import CONFIG
 
 
@@ -46,7 +49,7 @@ def submit(out):
 def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
     out = slurm / "run"
     assert submit(out).exit_code == 0
-    assert read_record(out) == {"launcher": "slurm", "job": "17", "name": "hvdtrain-run"}
+    assert read_record(out).items() >= {"launcher": "slurm", "job": "17", "name": "hvdtrain-run"}.items()
     assert f"{out}: handed to slurm as job 17 since " in next(status_lines(out, out))
     again = submit(out)
     assert isinstance(again.exception, UsageError)
@@ -198,11 +201,33 @@ def test_a_scheduler_is_asked_for_nothing_but_a_job(launcher, spoiled, slurm):
     out = slurm / "run"
     out.with_name("run.launch").mkdir()
     job_record_file(out).write_text(json.dumps(record))
-    assert read_record(out) == record
+    assert read_record(out).items() >= record.items()
     job_record_file(out).write_text(json.dumps(record | spoiled))
     stopped = CliRunner().invoke(stop, [str(out)]).exception
     assert isinstance(stopped, UsageError) and "no job that `hvdtrain launch` started" in str(stopped)
     assert "not running" in next(status_lines(out, out)) and not (slurm / "said").exists()
+
+
+def test_a_recipe_outside_launchers_is_given_again(slurm):
+    """A run folder has its name and hash: what a folder says is where a recipe lies would be a stranger's to choose."""
+    out, site = slurm / "run", slurm / "site.toml"
+    shutil.copy(recipes.launcher("slurm").file, site)
+    named = ["--launcher", str(site)]
+    assert CliRunner().invoke(launch, ["-n", "2", *named, "--out", str(out)]).exit_code == 0
+    assert json.loads(job_record_file(out).read_text())["launcher"] == "site.toml"
+    for command in ([status], [stop], [launch, "-n", "2", "--out"]):
+        refused = CliRunner().invoke(command[0], [*command[1:], str(out)]).exception
+        assert isinstance(refused, UsageError)
+        assert f"{out} was launched by a recipe outside launchers/, 'site.toml': give --launcher" in str(refused)
+    assert "handed to site.toml as job 17" in CliRunner().invoke(status, [str(out), *named]).output
+    assert "its job has ended" in CliRunner().invoke(stop, [str(out), *named]).output
+    assert not (slurm / "queue").exists() and read_record(out) == {}
+    out.mkdir()
+    RunConfig(mode="allreduce").write(out / CONFIG, workers=2, job="x")
+    manifest = report_runs.manifest() | {"launch": {"launcher": str(site)}}
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    resumed = CliRunner().invoke(launch, ["--resume", "--out", str(out), "--dry-run"]).exception
+    assert isinstance(resumed, UsageError) and f"was launched with `--launcher {site}`: give that again" in str(resumed)
 
 
 def test_what_a_scheduler_prints_in_place_of_a_job_is_told(slurm):

@@ -11,6 +11,7 @@ import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
 from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 
+from hvdtrain.config import recipes
 from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
 
@@ -151,7 +152,10 @@ def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_ca
 
 def run_batch_job(env, folder, rank, *more, **spec):
     """The exit code of a job whose two ranks run a line of shell, its number, and what they printed."""
-    made = expand("slurm", JobSpec(2, ["bash", "-c", rank], out=folder / "run", working_folder=str(folder), **spec))
+    made = expand(
+        recipes.launcher("slurm"),
+        JobSpec(2, ["bash", "-c", rank], out=folder / "run", working_folder=str(folder), **spec),
+    )
     [(script, text)] = made.files.items()
     script.parent.mkdir()
     script.write_text(text)

@@ -19,6 +19,7 @@ from helpers.launched import TOKEN, Launched, command_line
 from helpers.nodes import two_nodes
 from helpers.processes import ranks_among
 
+from hvdtrain.config import recipes
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
@@ -178,7 +179,9 @@ def test_an_mpijobs_launcher_starts_a_rank_in_each_pod(nodes, tmp_path):
     """What Kubernetes' MPI operator gives its launcher, with nodes as worker pods, and this machine for an image. The
     ranks live for a second: of those that end at once mpirun may miss the end (openpmix/prrte, issue 1839)."""
     program = ["sh", "-c", "hostname; sleep 1"]
-    made = expand("kubernetes", JobSpec(2, program, out=tmp_path / "run", interface=testbed.INTERFACE))
+    made = expand(
+        recipes.launcher("kubernetes"), JobSpec(2, program, out=tmp_path / "run", interface=testbed.INTERFACE)
+    )
     [text] = made.files.values()
     pod = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     (tmp_path / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")

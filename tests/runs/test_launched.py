@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers.report_runs import manifest
 
+from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.prepare import prepare
@@ -25,16 +26,17 @@ def test_ranks_read_what_the_launcher_told(launched):
 @pytest.mark.parametrize("launcher", ["mpi", "ssh", "local"])
 def test_ranks_are_told_in_their_environment(launcher, tmp_path):
     hosts = [] if launcher == "local" else [Host("a", 1), Host("b", 1)]
-    command = prepare(launcher, RunConfig(mode="allreduce"), 2, hosts, tmp_path / "run", check=False, interface="ib0")
+    recipe, config = recipes.launcher(launcher), RunConfig(mode="allreduce")
+    command = prepare(recipe, config, 2, hosts, tmp_path / "run", check=False, interface="ib0")
     told = read_launched(command.environment)
-    assert told == Launched(launcher, tuple(map(str, hosts)), "ib0")
+    assert told == Launched(launcher, tuple(map(str, hosts)), "ib0", recipe=recipe.digest)
     assert launcher != "mpi" or {"HVDTRAIN_LAUNCHER", "HVDTRAIN_HOSTS"} < set(command.argv)
 
 
 @pytest.mark.parametrize("launcher", ["sge", "yarn", "kubernetes", "slurm"])
 def test_a_schedulers_ranks_are_told_where_it_passes_no_environment_on(launcher, tmp_path):
-    [text] = prepare(launcher, RunConfig(mode="allreduce"), 2, [], tmp_path / "run").files.values()
-    assert f"HVDTRAIN_LAUNCHER={launcher}" in text
+    [text] = prepare(recipes.launcher(launcher), RunConfig(mode="allreduce"), 2, [], tmp_path / "run").files.values()
+    assert f"HVDTRAIN_LAUNCHER={launcher}@{recipes.launcher(launcher).digest}" in text
 
 
 def test_the_command_that_repeats_a_run_has_its_launcher_and_hosts():
