@@ -67,7 +67,7 @@ ELASTIC_LAUNCHERS = ("local", "ssh")
 @click.option(
     "--respawn", is_flag=True,
     help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
-    "in ps-async and ps-ssp with --wire zmq, on this machine.",
+    "in ps-async and ps-ssp with --wire zmq, and in rings with --elastic, on this machine.",
 )  # fmt: skip
 @TRUST
 @click.option(
@@ -103,7 +103,7 @@ def launch(
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
-    _check_recipe_can(launcher, config, retries, respawn)
+    _check_recipe_can(launcher, config, retries, respawn, elastic)
     if elastic:
         _check_elastic(launcher, config, workers)
     if resumed:
@@ -170,13 +170,13 @@ def _where(launcher: str | None, listed: list[Host], resumed: Path | None) -> tu
     return launcher, listed
 
 
-def _check_recipe_can(launcher: str, config: RunConfig, retries: int, respawn: bool) -> None:
+def _check_recipe_can(launcher: str, config: RunConfig, retries: int, respawn: bool, elastic: bool) -> None:
     """UsageError where a job cannot be started again like this, or its workers not."""
     recipe = recipes.launcher(launcher)
     if retries and recipe.script_name:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {launcher} takes them over")
     if respawn:
-        check_joinable(config, "--respawn")
+        check_joinable(config, "--respawn", elastic)
     if respawn and not recipe.local:
         raise UsageError(
             f"--respawn starts ranks on this machine, not those of {launcher}: start `hvdtrain train --join --out RUN` "

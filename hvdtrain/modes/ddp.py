@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.store_group import StoreGroup
 from hvdtrain.coordination.synchroniser import ring_traffic
 from hvdtrain.modes._local_update import LocalUpdate
@@ -57,14 +58,18 @@ class Ddp(LocalUpdate):
         one_bucket = {"bucket_cap_mb": 2**20} if is_low_rank and not on_gpu else {}
         self.module = wrap(model, forward_sync_buffers=False, **one_bucket)
         self.begin_with(model)
-        is_traced = trace.is_on and self.world.size > 1 and not on_gpu
+        self.is_traced = trace.is_on and self.world.size > 1 and not on_gpu
         if is_low_rank:
             self.low_rank = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
             self.hook = powerSGD_hook.powerSGD_hook
             self._begin_low_rank(0)
-        if is_traced or self.hook != default_hooks.allreduce_hook:  # which the reducer does without one
-            self.module.register_comm_hook(self.low_rank, _traced(self.hook) if is_traced else self.hook)
+        if self.is_traced or self.hook != default_hooks.allreduce_hook:  # which the reducer does without one
+            self.register_hook()
         return self.module
+
+    def register_hook(self) -> None:
+        """Have torch's reducer take it."""
+        self.module.register_comm_hook(self.low_rank, _traced(self.hook) if self.is_traced else self.hook)
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
         super().restore(step, state)
@@ -110,11 +115,11 @@ def _traced(hook: Hook) -> Hook:
     return traced
 
 
-def connect(job: Job) -> Ddp:
+def connect(job: Job, arrival: Arrival | None = None) -> Ddp:
     if job.world.elastic:
         from hvdtrain.modes._elastic_ddp import ElasticDdp
 
-        return ElasticDdp(job)
+        return ElasticDdp(job, arrival)
     with_nccl = job.device.type == "cuda" and not job.config.share_gpu
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
     world, timeout, store = job.world, job.config.timeout, job.meet()
