@@ -15,7 +15,7 @@ from hvdtrain.numerics.flat import trained
 from hvdtrain.numerics.optimizers import COUNT, make_optimizer, restore_state, set_lr, state_of
 
 CHUNK = 2**18  # elements of each vector that a worker gives at once: a value of the store has at most 8 MiB
-_OF_WORKER = "worker"  # a vector's name in a snapshot is worker3.exp_avg, say
+OF_WORKER = "worker"  # a vector's name in a snapshot is worker3.exp_avg, say
 KEPT = 0.5  # see LocalSteps
 
 
@@ -143,24 +143,15 @@ class LocalSteps:
         state = state_of(self.inner, self.parameters)
         if COUNT in state:
             yield 0, {COUNT: state.pop(COUNT)}
-        state["weights"] = local.cpu()
-        for start in range(0, len(local), CHUNK):
-            chunks = {name: values[start : start + CHUNK].contiguous().numpy() for name, values in state.items()}
-            given = {name: base64.b64encode(chunk.tobytes()).decode() for name, chunk in chunks.items()}
-            for worker, texts in group.gather_to_first(given).items():
-                part = {}
-                for name, text in texts.items():
-                    content = bytearray(base64.b64decode(text))
-                    part[f"{_OF_WORKER}{worker}.{name}"] = torch.frombuffer(content, dtype=torch.float32)
-                yield start, part
+        yield from parts_of_workers(group, state | {"weights": local.cpu()})
 
     def restore(self, step: int, state: Mapping[str, torch.Tensor], worker: int) -> dict[str, torch.Tensor]:
         """Go on after this step of a snapshot: amid a round, if the step is. What it has of the outer optimizer.
 
         A worker that the job did not have then begins with the outer weights, and the inner optimizer of another.
         """
-        names = [name.partition(".") for name in state if name.startswith(_OF_WORKER)]
-        owners, mine = sorted({owner for owner, _, _ in names}), f"{_OF_WORKER}{worker}"
+        names = [name.partition(".") for name in state if name.startswith(OF_WORKER)]
+        owners, mine = sorted({owner for owner, _, _ in names}), f"{OF_WORKER}{worker}"
         taken = mine if mine in owners else owners[worker % len(owners)]
         of_worker = {name: state[f"{owner}.{name}"] for owner, _, name in names if owner == taken}
         local = of_worker.pop("weights")
@@ -173,7 +164,26 @@ class LocalSteps:
             before, last = ((k - 1) % self.every + 1 if k > 0 else 0 for k in (step - 1, step))
             self.due, self._due_later = self.leaving(before), self.leaving(last)
         self._kept = self.outer.clone() if taken != mine else local.to(self.outer.device, copy=True)
-        return {n: values for n, values in state.items() if n != COUNT and not n.startswith(_OF_WORKER)}
+        return {n: values for n, values in state.items() if n != COUNT and not n.startswith(OF_WORKER)}
+
+
+def parts_of_workers(
+    group: Group, own: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:  # fmt: skip
+    """What a snapshot has of each worker, part by part, as Synchroniser.optimizer_parts; all call it together.
+
+    Args:
+        own: this worker's vectors, all of one length; none where no worker has any.
+    """
+    for start in range(0, max(map(len, own.values()), default=0), CHUNK):
+        chunks = {name: values[start : start + CHUNK].contiguous().numpy() for name, values in own.items()}
+        given = {name: base64.b64encode(chunk.tobytes()).decode() for name, chunk in chunks.items()}
+        for worker, texts in group.gather_to_first(given).items():
+            part = {}
+            for name, text in texts.items():
+                content = bytearray(base64.b64decode(text))
+                part[f"{OF_WORKER}{worker}.{name}"] = torch.frombuffer(content, dtype=torch.float32)
+            yield start, part
 
 
 class LocalSynchroniser(Synchroniser):

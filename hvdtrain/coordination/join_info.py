@@ -116,6 +116,8 @@ def read_join_info(folder: Path) -> JoinInfo:
             raise ValueError("it is not as a server writes it")
         return info
     except FileNotFoundError:
-        raise UsageError(f"{folder} has no job to join: it has not begun to train, or has ended") from None
+        raise UsageError(
+            f"{folder} has no job to join: it has not begun to train, has ended, or is a ring without --elastic"
+        ) from None
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None

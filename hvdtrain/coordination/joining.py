@@ -50,8 +50,9 @@ def arrive(config: RunConfig, host: str, port: int, ranks: int, is_local: bool) 
         Failure: it cannot be reached, or is over.
     """
     store = reach_store(host, port, config.timeout)
-    world = World("alone", -1, ranks, 0, ranks if is_local else 1, config.servers, joined=-1)
-    wire = start(world, store, config.timeout, kind=config.wire)
+    is_ring = not config.servers
+    world = World("alone", -1, ranks, 0, ranks if is_local else 1, config.servers, joined=-1, elastic=is_ring)
+    wire = start(world, store, config.timeout, kind="zmq" if is_ring else config.wire)
     endpoint = wire.endpoint
     place = wire.ask(0, "join", endpoint, os.getpid(), timeout=LONGEST_WAIT_S)
     for server in range(1, config.servers):

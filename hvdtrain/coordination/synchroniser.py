@@ -104,6 +104,16 @@ class Synchroniser(ABC):
         """After RingBroken: form a ring with the workers that are there. This one's place, from 0, and their number."""
         raise NotImplementedError
 
+    def let_join(self, state: Callable[[], dict[str, Any]]) -> tuple[int, int] | None:
+        """Before an elastic ring's round of steps, all together: let those who wait join, who find this state. Where
+        the ring is another one then, this worker's place in it, from 0, and their number.
+        """
+        return None
+
+    def leave_alone(self) -> None:
+        """Leave, between two steps, alone: the others go on."""
+        raise NotImplementedError
+
     def update(self) -> None:  # noqa: B027
         """Apply the optimizer, where it runs on the worker."""
 

@@ -66,7 +66,8 @@ from hvdtrain.runs.request import (
 @click.option(
     "--respawn", is_flag=True,
     help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
-    "in ps-async and ps-ssp with --wire zmq, on this machine; by ray, a worker on any node, and no server.",
+    "in ps-async and ps-ssp with --wire zmq, and in rings with --elastic, on this machine; by ray, a worker on any "
+    "node, and no server.",
 )  # fmt: skip
 @TRUST
 @click.option(
@@ -102,7 +103,7 @@ def launch(
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
-    _check_recipe_can(recipe, config, retries, respawn)
+    _check_recipe_can(recipe, config, retries, respawn, elastic)
     if elastic:
         _check_elastic(recipe, config, workers)
     if resumed:
@@ -169,12 +170,12 @@ def _where(given: Launcher | None, listed: list[Host], resumed: Path | None) -> 
     return recipe, listed
 
 
-def _check_recipe_can(recipe: Launcher, config: RunConfig, retries: int, respawn: bool) -> None:
+def _check_recipe_can(recipe: Launcher, config: RunConfig, retries: int, respawn: bool, elastic: bool) -> None:
     """UsageError where a job cannot be started again like this, or its workers not."""
     if retries and recipe.script_name:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over")
     if respawn:
-        check_joinable(config, "--respawn")
+        check_joinable(config, "--respawn", elastic)
     if respawn and not recipe.local and not recipe.mentions("{join}"):
         raise UsageError(
             f"--respawn starts ranks on this machine or by ray, not those of {recipe.name}: start "

@@ -65,7 +65,7 @@ def prepare(
     if config.wire == "zmq" or elastic:
         secrets[WIRE_KEY] = os.environ.get(WIRE_KEY) or new_wire_key()
     ranks, survives = workers + config.servers, elastic or modes.declared(config.mode).survives_lost_worker
-    environment = {RESPAWNS: "1"} if respawn else {ELASTIC: "1"} if elastic else {}
+    environment = {ELASTIC: "1"} if elastic else {RESPAWNS: "1"} if respawn else {}
     spec = JobSpec(
         ranks, program, config.servers, hosts, out, interface, working_folder, survives,
         join=join_program(runs_there, recipe.interpreter) if respawn else (),

@@ -3,11 +3,11 @@
 A mode's module says what it is in plain constants, read here without importing it (see Mode), and its docstring's
 first line is the mode's help. It holds `connect(job) -> Synchroniser`, called once by every worker, and where it has
 servers `serve(job, report)`, called once by every server, and `make_policy(workers, config)`, whose ps.bucket.Policy
-decides when a server applies a push. A mode whose SHARES has "leased" connects to a ps.worker.PushPull, and takes the
-Arrival of a worker that joins (`connect(job, arrival=None)`) and the memory of a killed server (`serve(job, report,
-killed=None)`): whatever its policy knows then survives, in plain attributes and in `sum`. Constants are literals, and
-any other name in capitals is an error, unless it begins with an underscore, as the names of shared modules do, which
-are no modes.
+decides when a server applies a push. A mode whose SHARES has "leased", or that is ELASTIC, takes the Arrival of a
+worker that joins (`connect(job, arrival=None)`). The former connects to a ps.worker.PushPull, and takes the memory of a
+killed server (`serve(job, report, killed=None)`): whatever its policy knows then survives, in plain attributes and in
+`sum`. Constants are literals, and any other name in capitals is an error, unless it begins with an underscore, as the
+names of shared modules do, which are no modes.
 """
 
 import ast

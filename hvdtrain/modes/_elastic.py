@@ -5,15 +5,18 @@ that are lost.
 import threading
 import traceback
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.synchroniser import RingBroken, Synchroniser, ring_traffic
 from hvdtrain.errors import Failure
 from hvdtrain.modes._elastic_group import ElasticGroup
+from hvdtrain.numerics.optimizers import COUNT
 from hvdtrain.numerics.split import DIGESTS
 from hvdtrain.system.connections import OwnConnections
 
@@ -26,29 +29,30 @@ class Elastic(Synchroniser):
     Attributes:
         members: the workers of the ring.
         connections: those of the ring.
-        buffers: the model's, which forward changes.
+        model: this worker's.
         message: payload bytes of a step's gradients.
         problem: what went wrong in the ring.
     """
 
     group: ElasticGroup
     message: float
-    buffers: list[torch.Tensor]
+    model: nn.Module
 
-    def meet(self, job: Job) -> None:
-        """Find the others, and form the first ring."""
-        self.connections = OwnConnections()
+    def meet(self, job: Job, arrival: Arrival | None) -> None:
+        """Find the others, and form the first ring. One that joins does that when it is ready: see let_join."""
         self.members: list[int] = []
         self.problem = ""
-        self._before: list[torch.Tensor] = []
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []  # what forward changes, and as it was
         self._failures = self._moved = 0
-        self._workers, self._changing = job.world.workers, threading.Lock()
-        self.group = ElasticGroup(job, self._one_is_lost, lambda line: self.report(line))
-        self.regroup()
+        self._changing = threading.Lock()
+        self.group = ElasticGroup(job, self._one_is_lost, lambda line: self.report(line), arrival)
+        self.connections = OwnConnections(self.group.addresses)
+        if not arrival:
+            self.regroup()
 
-    def _one_is_lost(self, lost: int) -> None:
+    def _one_is_lost(self, lost: Collection[int]) -> None:
         with self._changing:  # a ring without that one, which is being formed, is left alone
-            if lost > self._workers - len(self.members):
+            if not set(lost).isdisjoint(self.members):
                 self.abandon()
 
     @abstractmethod
@@ -69,7 +73,7 @@ class Elastic(Synchroniser):
 
     def begin(self, step: int, lr: float) -> None:
         super().begin(step, lr)  # type: ignore[safe-super]  # the mode's
-        self._before = [buffer.clone() for buffer in self.buffers]
+        self._before = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
 
     def take_together(self, problem: str) -> None:
         """At the end of a step's exchange: return where all workers of the ring have all averages, of which none has
@@ -90,13 +94,33 @@ class Elastic(Synchroniser):
         self._failures = 0
         self._moved += ring_traffic(len(self.members), self.message)[0]
 
+    def let_join(self, state: Callable[[], dict[str, Any]]) -> tuple[int, int] | None:
+        if self.group.leads:
+            self.group.open_for_joining(lambda: self._whole(state()))
+        workers, _ = self.group.all_gather([])
+        if workers == self.members:
+            return None
+        self._before = []  # it was no step that came to nothing
+        return self.regroup()
+
+    def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """With what all workers have alike, for one that joins."""
+        parts = [part for _, part in sorted(self.optimizer_parts(), key=lambda part: part[0])]
+        optimizer = {n: parts[0][n] if n == COUNT else torch.cat([part[n] for part in parts]) for n in parts[0]}
+        step = state["history"]["step"]
+        return state | {"step": step, "weights": self.model.state_dict(), "optimizer": optimizer}
+
+    def leave_alone(self) -> None:
+        self.group.wire.ask(0, "depart", self.group.worker, 0)
+        self.group.wire.leave_now()
+
     def regroup(self) -> tuple[int, int]:
         """As in Synchroniser; all workers call it.
 
         Raises:
             Failure: the ring breaks again and again though nobody is lost.
         """
-        for buffer, before in zip(self.buffers, self._before, strict=False):
+        for buffer, before in self._before:
             buffer.copy_(before)
         while not self._formed():
             pass

@@ -10,6 +10,7 @@ from torch import nn
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.errors import Failure
 from hvdtrain.modes._elastic import Elastic
 from hvdtrain.modes._ring import Ring
@@ -42,18 +43,18 @@ class HeldLane(AllReduceLane):
 
 
 class ElasticRing(Elastic, Ring):
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, arrival: Arrival | None) -> None:
         os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(GLOO_S)
-        self.buffers = []
+        self.arrival = arrival
         super().__init__(job, HeldLane)
 
     def join(self) -> str:
-        self.meet(self.job)
+        self.meet(self.job, self.arrival)
         return "horovod-gloo"
 
     def share_weights(self, model: nn.Module) -> None:
         """All have the first worker's: the seed or a snapshot decides, and that is checked."""
-        self.buffers = list(model.buffers())
+        self.model = model
 
     def offer(self) -> Any:
         return socket.gethostname(), horovod.serve_rendezvous(self.world) if self.group.leads else ""

@@ -5,7 +5,7 @@ hook, which hands back what it was given where the ring breaks. The step then co
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.modes._elastic import Elastic
 from hvdtrain.modes.ddp import Ddp
 
@@ -31,27 +32,24 @@ class ElasticDdp(Elastic, Ddp):
 
     ring: Any = None
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, arrival: Arrival | None) -> None:
         self.store, self.timeout = job.meet(), timedelta(seconds=job.config.timeout)
-        self.formed = 0
-        self.buffers = []
         self._pending: dict[Future[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = {}  # a bucket, and its average
         self._failed = ""
         self._guard = threading.Lock()
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        self.meet(job)
+        self.meet(job, arrival)
         super().__init__(job, self.group)
         self.backend = "gloo"
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """As in Ddp. That all have the first worker's weights, the seed or a snapshot decides, and is checked."""
-        self.buffers = list(model.buffers())
+        self.model = model
         self.hook = self._average
         return super().prepare(model)
 
     def form(self, place: int, given: Mapping[int, Any]) -> None:
-        self.formed += 1
-        store = dist.PrefixStore(f"ring/{self.formed}", self.store)
+        store = dist.PrefixStore(f"ring/{self.group.sums}", self.store)
         self.ring = dist.ProcessGroupGloo(store, place, len(given), timedelta(seconds=FORM_S))
         self._failed = ""
 
@@ -61,6 +59,15 @@ class ElasticDdp(Elastic, Ddp):
             futures = list(self._pending)
         for future in futures:
             self._settle(future, "a worker is lost")
+
+    def let_join(self, state: Callable[[], dict[str, Any]]) -> tuple[int, int] | None:
+        """As in Elastic. A reducer has other buckets from its second step on: to have the same as a new worker's, all
+        begin with new ones, in the same module.
+        """
+        if ring := super().let_join(state):
+            self.module.__init__(self.model, forward_sync_buffers=False)
+            self.register_hook()
+        return ring
 
     def wait(self) -> None:
         self.take_together(self._failed)

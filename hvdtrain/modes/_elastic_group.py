@@ -2,20 +2,23 @@
 
 import json
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 import torch
+from torch.distributed import TCPStore
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.coordination.server_group import ServerGroup
 from hvdtrain.errors import Failure
 from hvdtrain.ps.bucket import Bucket
 from hvdtrain.ps.desk import Desk
 from hvdtrain.ps.worker_monitor import WorkerMonitor
-from hvdtrain.wire.rendezvous import leave
-from hvdtrain.wire.requests import WATCH
+from hvdtrain.system.connections import Address
+from hvdtrain.wire.rendezvous import leave, store_address
 from hvdtrain.wire.wire import start
 
 FOR_EVER = 1e9  # seconds
@@ -30,7 +33,7 @@ class RingDesk(Desk):
             raise Failure("a ring has no servers")
 
         super().__init__(workers, make_bucket)
-        self._waiting: list[Future[int]] = []
+        self._waiting: list[Future[list[int]]] = []
         self._guard = threading.Lock()
         self.calls["await_loss"] = self._await_loss
 
@@ -39,12 +42,12 @@ class RingDesk(Desk):
         with self._guard:
             waiting, self._waiting = self._waiting, []
         for future in waiting:
-            future.set_result(len(self.roster.lost))
+            future.set_result(sorted(self.roster.lost))
 
-    def _await_loss(self, known: int) -> "int | Future[int]":
-        """How many workers have been lost, as soon as they are more than the known ones."""
+    def _await_loss(self, known: int) -> "list[int] | Future[list[int]]":
+        """The workers that have been lost, as soon as they are more than so many."""
         with self._guard:
-            if (lost := len(self.roster.lost)) > known:
+            if len(lost := sorted(self.roster.lost)) > known:
                 return lost
             self._waiting.append(Future())
             return self._waiting[-1]
@@ -54,24 +57,29 @@ class ElasticGroup(ServerGroup):
     """Sums are over the workers that are there; each is the same on all of them, also of one that is lost amid it.
 
     Args:
-        when_lost: called, by another thread, with how many workers have been lost, when there is one more.
+        when_lost: called, by another thread, with the workers that have been lost, when there is one more.
         report: shows the user a line.
+        arrival: of a worker that joins.
     """
 
-    def __init__(self, job: Job, when_lost: Callable[[int], None], report: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: Job, when_lost: Callable[[Collection[int]], None], report: Callable[[str], None],
+        arrival: Arrival | None = None,
+    ) -> None:  # fmt: skip
         world, store, timeout = job.world, job.meet(), job.config.timeout
-        desk = RingDesk(world.workers) if world.rank == 0 else None
-        super().__init__(start(world, store, timeout, desk, "zmq"), world, store, timeout)
+        self.desk = RingDesk(world.workers) if world.rank == 0 else None
+        super().__init__(
+            arrival.wire if arrival else start(world, store, timeout, self.desk, "zmq"), world, store, timeout
+        )
+        self.sums = arrival.sums if arrival else 0
         self._when_lost = when_lost
         self._first_is_lost = threading.Event()
-        if desk:
+        if self.desk:
             self.wire.endpoints[0] = self.wire.endpoint
-            desk.act(desk.roster, "know", {"began": True})
-            self.monitor = WorkerMonitor(job, self.wire, ("", 0), desk, report, is_open=False)
+            self.desk.act(self.desk.roster, "know", {"began": True})
+            self.monitor = WorkerMonitor(job, self.wire, store_address(world, store), self.desk, report, is_open=True)
             self._monitoring = threading.Thread(target=self.monitor.until_all_have_ended, daemon=True, name="monitor")
             self._monitoring.start()
-            for rank in range(world.size):  # now: what is connected to later might be taken for the ring's
-                self.wire.call(rank, WATCH).wait()
         else:
             self.wire.watch(0, timeout, self._first_has_ended)
         self._await_loss(0)
@@ -84,6 +92,22 @@ class ElasticGroup(ServerGroup):
         noted = self.wire.ask(0, "noted", slot)
         return {worker: json.loads(noted[worker]) for worker in workers}
 
+    def open_for_joining(self, state: Callable[[], dict[str, Any]]) -> None:
+        """The first worker: whoever waits to join is there from the next sum on, and finds this state, which stays as
+        it is until that sum.
+        """
+        assert self.desk
+        began = time.monotonic()
+        if self.desk.roster.joining:
+            self.desk.act(self.desk.roster, "open_for_joining", self.sums, state(), began)
+
+    def addresses(self) -> set[Address]:
+        """One of which each connection of this group ends at, here or there."""
+        store = cast(TCPStore, self.store)
+        endpoints = [self.wire.endpoint, *self.wire.endpoints.values()]
+        ends = (endpoint.removeprefix("tcp://").rpartition(":") for endpoint in endpoints)
+        return {(store.host, store.port), *((host, int(port)) for host, _, port in ends)}
+
     def lives(self) -> list[dict[str, Any]]:
         """See coordination.membership_log; on the first worker."""
         return [life | {"samples": None} for life in self.wire.ask(0, "lives")]
@@ -93,6 +117,7 @@ class ElasticGroup(ServerGroup):
         self.wire.requests.leave()
         if self.leads:
             self._monitoring.join()
+            self.monitor.close()
             leave(0, self.store, self.timeout, (), self.monitor.present)
         else:
             leave(self.worker, self.store, self.timeout, (0,), ())
@@ -116,15 +141,15 @@ class ElasticGroup(ServerGroup):
     def _first_has_ended(self, why: str) -> None:
         if why:
             self._first_is_lost.set()
-            self._when_lost(self.workers)
+            self._when_lost([0])
 
     def _await_loss(self, known: int) -> None:
         self.wire.call(0, "await_loss", known, timeout=FOR_EVER).add_done_callback(self._heard)
 
-    def _heard(self, answer: "Future[int]") -> None:
+    def _heard(self, answer: "Future[list[int]]") -> None:
         try:
             lost = answer.value()
         except Exception:  # this worker leaves, or the first one is lost
             return
         self._when_lost(lost)
-        self._await_loss(lost)
+        self._await_loss(len(lost))

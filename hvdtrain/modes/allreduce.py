@@ -4,6 +4,7 @@ import torch
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.modes._ring import Ring, RingLane
 
 FAMILY = "ring"
@@ -30,9 +31,9 @@ class AllReduceLane(RingLane):
             self.staging.copy_in(self.number, self.part)
 
 
-def connect(job: Job) -> Ring:
+def connect(job: Job, arrival: Arrival | None = None) -> Ring:
     if job.world.elastic:
         from hvdtrain.modes._elastic_allreduce import ElasticRing
 
-        return ElasticRing(job)
+        return ElasticRing(job, arrival)
     return Ring(job, AllReduceLane)

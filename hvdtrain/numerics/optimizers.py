@@ -156,12 +156,14 @@ def state_of(optimizer: "torch.optim.Optimizer", parameters: "Iterable[torch.Ten
 def restore_state(
     optimizer: "torch.optim.Optimizer", parameters: "Sequence[torch.Tensor]", state: "Mapping[str, torch.Tensor]"
 ) -> None:
-    """Set the optimizer's state to what `state_of` returned for these parameters, however they were cut then.
+    """Set the optimizer's state to what `state_of` returned for these parameters, however they were cut then. A name
+    with a dot is not of the optimizer.
 
     Raises:
         ValueError: it is not of so many elements.
     """
     total = sum(p.numel() for p in parameters)
+    state = {name: values for name, values in state.items() if "." not in name}
     for name, values in state.items():
         if name != COUNT and len(values) != total:
             raise ValueError(f"{name} has {len(values):,} elements for {total:,} weights")

@@ -186,7 +186,8 @@ class Desk:
 
     def _place_joiner(self, joined: Joined, pid: int, endpoint: str) -> dict[str, Any] | Failure:
         member, (sums, began, state) = joined
-        slowest = min(self.act(bucket, "slowest", state["step"]) for bucket in self.buckets.values())
+        steps = [self.act(bucket, "slowest", state["step"]) for bucket in self.buckets.values()]
+        slowest = min(steps, default=state["step"])
         try:
             place = self.admit(member, endpoint, slowest, pid)
         except Failure as error:

@@ -31,7 +31,7 @@ from hvdtrain.world.place import read_world
 @click.option(
     "--join", is_flag=True,
     help="Be one more worker of the job that runs in --out, or come in place of one that was lost: ps-async and ps-ssp "
-    "with --wire zmq. SIGTERM lets it leave alone.",
+    "with --wire zmq, and rings with --elastic. SIGTERM lets it leave alone.",
 )  # fmt: skip
 @TRUST
 @click.pass_context

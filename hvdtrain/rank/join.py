@@ -28,7 +28,7 @@ def join_run(folder: Path, trusts: bool = False) -> None:
         Failure: it cannot be reached, or ended meanwhile.
     """
     config = config_of(folder)
-    check_joinable(config, "--join")
+    check_joinable(config, "--join", is_elastic=True)  # else there is nobody to ask
     check_trusted(vars(config), (), trusts, folder)
     known = read_join_info(folder)
     if known.key:
@@ -42,7 +42,8 @@ def join_run(folder: Path, trusts: bool = False) -> None:
     facts = _manifest(folder, config.timeout)
     threads = facts.threads_per_worker or 1
     set_threads(threads, is_server=False)
-    keep_memory()
+    if config.servers:
+        keep_memory()
     import torch
 
     from hvdtrain.coordination.job import Job
@@ -72,7 +73,7 @@ def join_run(folder: Path, trusts: bool = False) -> None:
         work.load_weights(model, config)
     arrival = arrive(config, known.host, known.port, known.ranks, known.is_local)  # now it is waited for
     steps, wait_for = config.total_steps(len(data.train)), work.waits_for(config, model, inputs)
-    job = Job(config, arrival.world, folder, chosen, threads, steps=steps, wait_for=wait_for)
+    job = Job(config, arrival.world, folder, chosen, threads, arrival.store, steps, wait_for)
     run_to_its_end(
         lambda terminal: work.train_as_worker(job, data, model, None, None, terminal, arrival), folder, arrival.world
     )

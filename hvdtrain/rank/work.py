@@ -33,7 +33,6 @@ from hvdtrain.models.own import code_hash, read_early
 from hvdtrain.models.pretrained import cached_weights, load_pretrained
 from hvdtrain.numerics.slowdown import Slowdown
 from hvdtrain.numerics.split import even_range
-from hvdtrain.ps.worker import PushPull
 from hvdtrain.rank.results import finish, finish_trace
 from hvdtrain.rank.start import Start
 from hvdtrain.rank.summary import HostLoads
@@ -213,8 +212,7 @@ def train_as_worker(
     start = Start.beside(arrival) if arrival else Start.after(resumed, config, world) if resumed else Start()
     side = image_side(config, data)
     if arrival:
-        for buffer, values in zip(statistics(model), arrival.state["buffers"], strict=True):
-            buffer.copy_(values)
+        _take_state(model, sync, arrival.state)
     else:
         _begin(job, data, side, model, sync, resumed, terminal)
     loader, validation = _loaders(job, data, side, start)
@@ -237,6 +235,15 @@ def train_as_worker(
     test = partial(open_loader, data.test, side, job.threads, resize=evaluation_resize(config, side))
     tests = data.test and not config.sprint
     _train_to_its_end(training, loader, validation, test if tests else None, start.step, terminal)
+
+
+def _take_state(model: nn.Module, sync: Synchroniser, state: Mapping[str, Any]) -> None:
+    """Have what the others have come to. In a ring they have weights and the optimizer's state too."""
+    if "weights" in state:
+        model.load_state_dict(state["weights"])
+        sync.restore(state["step"], state["optimizer"])
+    for buffer, values in zip(statistics(model), state["buffers"], strict=True):
+        buffer.copy_(values)
 
 
 def _loaders(job: Job, data: ImageFolder, side: int, start: Start) -> tuple[Batches, Batches]:
@@ -308,7 +315,7 @@ def _train_to_its_end(
             sync.group.close()
             raise
         except Departed:
-            cast(PushPull, sync).leave_alone()
+            sync.leave_alone()
             print(f"hvdtrain: rank {job.world.rank} has left at step {history.step}", file=terminal.out, flush=True)
             return
         finally:

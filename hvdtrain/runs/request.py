@@ -227,14 +227,17 @@ def mathematics(mode: str, workers: int, options: Mapping[str, Any]) -> tuple[An
     return IN_STEP if is_lockstep and not computing else (mode, workers, *computing)
 
 
-def check_joinable(config: RunConfig, option: str) -> None:
+def check_joinable(config: RunConfig, option: str, is_elastic: bool) -> None:
     """UsageError where workers cannot join such a job while it runs.
 
     Args:
         option: which asks for it.
+        is_elastic: a ring goes on without workers that are lost.
     """
+    if is_elastic and modes.declared(config.mode).elastic:
+        return
     if not modes.declared(config.mode).survives_lost_worker or choice(config, "shares") != "leased":
-        raise UsageError(f"{option} is for --mode ps-async and ps-ssp, where workers lease their shares")
+        raise UsageError(f"{option} is for --mode ps-async and ps-ssp with leased shares, and for rings with --elastic")
     if config.wire not in OPEN_WIRES:
         raise UsageError(f"{option} needs --wire zmq: torch's rpc takes no new rank once one that it knew is lost")
 

@@ -74,7 +74,11 @@ class StepBarrier:
             elapsed: seconds of training up to here.
             is_last: whether it is its epoch's last.
             more: what all are told of this worker: see `gathered`.
+
+        Raises:
+            Departed: this worker leaves, and the others go on.
         """
+        self._depart_if_asked()
         at_end = self.steps is not None and step >= self.steps
         if self.group.workers == 1 and not self.group.in_background:  # nobody to ask: at each step, for next to nothing
             return self._decide([[elapsed, *self._wants(elapsed)]], at_end)
@@ -98,8 +102,7 @@ class StepBarrier:
         Raises:
             Departed: this worker leaves, and the others go on.
         """
-        if self.may_depart and termination_requested() and not all_are_to_leave():
-            raise Departed
+        self._depart_if_asked()
         if not self.paused and any(self._wants(elapsed)):
             self.paused = True
             self.sync.pause_leases()
@@ -109,6 +112,14 @@ class StepBarrier:
         self.paused = False
         _, rows = self.group.all_gather([elapsed, *self._wants(elapsed)])
         return self._decide(rows.tolist(), self.steps is not None and step >= self.steps)
+
+    def begin_again(self) -> None:
+        """Come together after the next step: others have joined, who know of no step for that."""
+        self.next_step = 0
+
+    def _depart_if_asked(self) -> None:
+        if self.may_depart and termination_requested() and not all_are_to_leave():
+            raise Departed
 
     def _together(self, step: int, found: Callable[[], tuple[list[int], torch.Tensor]], at_end: bool) -> Decision:
         """The decision of what was gathered after this step."""

@@ -101,14 +101,16 @@ def _take_round(
     """Train until the epoch is over, or all workers do something else; that is what they have decided."""
     sync, history, clock, decision = training.sync, training.history, stepper.clock, None
     clock.start()
+    if ring := sync.let_join(partial(_state, training, shares.sampler)):
+        _take_place(training, shares, *ring)
+        barrier.begin_again()
+        clock.mark("comm")
     while decision is None:
         try:
             decision = _take_steps(training, loader, shares, barrier, stepper, timer)
         except RingBroken:
             training.model.zero_grad(set_to_none=True)
-            place, workers = sync.regroup()
-            shares.recut(place, workers)
-            training.progress.workers = workers
+            _take_place(training, shares, *sync.regroup())
             clock.mark("comm")
     decision = shares.after_round(barrier, history, decision, timer.seconds())
     clock.mark(shares.last_part)
@@ -120,6 +122,12 @@ def _take_round(
     history.wall_s = rows.max().item()
     training.recorder.spend(spent | {"barrier": spent["barrier"] + history.wall_s - elapsed})
     return decision
+
+
+def _take_place(training: Training, shares: Shares, place: int, workers: int) -> None:
+    """Be this one, from 0, of so many workers from the next step on."""
+    shares.recut(place, workers)
+    training.progress.workers = workers
 
 
 def _take_steps(

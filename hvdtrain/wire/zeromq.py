@@ -323,7 +323,8 @@ def connect(world: World, store: "Store", patience: float, requests: Requests) -
         raise Failure(f"--wire zmq cannot listen at {address} ({error}): name an interface with {VARIABLE}") from None
     if world.joined is None:
         store.set(f"wire/{world.rank}", wire.endpoint)
-    needed = range(world.size if world.joined is None else world.servers)  # who joins calls servers alone
+    # Who joins calls servers alone, or the first worker of a ring.
+    needed = range(world.size if world.joined is None else max(1, world.servers))
     others = {rank: f"wire/{rank}" for rank in needed if rank != world.rank}
     if missing := lacking(store, others, patience):
         raise Failure(f"ranks {missing} did not come within {patience:g} s (see --timeout)")

@@ -160,7 +160,7 @@ REFUSED = [
     ("-n 1 --launcher slurm --retries 2", "--retries is for jobs that `launch` sees to their end"),
     ("-n 2 --respawn -- --mode allreduce", "--respawn is for --mode ps-async and ps-ssp"),
     (f"{RESPAWN} -- --mode ps-async", "--respawn needs --wire zmq: torch's rpc"),
-    (f"{RESPAWN} -- --mode ps-ssp --wire zmq --shares equal", "where workers lease their shares"),
+    (f"{RESPAWN} -- --mode ps-ssp --wire zmq --shares equal", "with leased shares"),
     (
         f"{RESPAWN} -H a:2 --launcher mpi -- --mode ps-ssp --wire zmq",
         "--respawn starts ranks on this machine or by ray, not those of mpi",

@@ -51,6 +51,16 @@ def test_powersgd_sends_little_after_a_tenth_of_the_steps_and_learns(tmp_path):
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
+@pytest.mark.parametrize("stopped", [1, 4])  # before PowerSGD begins, and after
+def test_powersgd_goes_on_after_a_snapshot_as_if_it_had_not_stopped(stopped, tmp_path):
+    options = ["--mode", "ddp", "--compression", "powersgd", "--schedule", "constant", "--snapshot-every", "epoch"]
+    whole = final_weights("forked", 2, tmp_path / "whole", *options, "--steps", "8")
+    final_weights("forked", 2, tmp_path / "cut", *options, "--steps", str(stopped))
+    resumed = final_weights("forked", 2, tmp_path / "cut", *options, "--steps", "8", "--resume")
+    for name, tensor in whole.items():
+        torch.testing.assert_close(resumed[name], tensor, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(("ranks", "mode"), [(2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])])
 def test_frozen_features_stay_and_the_head_learns(ranks, mode, begun, tmp_path):
     before, file = begun

@@ -30,6 +30,18 @@ def test_only_what_was_opened_in_the_block_is_cut_and_a_number_that_is_another_s
             end.close()
 
 
+def test_those_of_other_addresses_are_left_alone_at_either_end():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        own = OwnConnections(lambda: {listener.getsockname()})
+        with own.opening():
+            here, there = connected(listener)
+        own.cut()
+        for sender, receiver in ((here, there), (there, here)):
+            sender.sendall(b"x")
+            assert receiver.recv(1) == b"x"
+        here.close(), there.close()
+
+
 def test_those_that_are_being_opened_are_cut_too():
     own = OwnConnections()
     with socket.create_server(("127.0.0.1", 0)) as listener, own.opening():
