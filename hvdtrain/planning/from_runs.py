@@ -68,7 +68,7 @@ def message_seconds(job: Scenario) -> tuple[float, float, float]:
     n, costs, gigabytes = job.workers, job.transport, job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        moved = 2 * (n - 1) / n * sent
+        moved = job.around(sent)
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
         each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
         return n * each_us * 1e-6, n * moved * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0

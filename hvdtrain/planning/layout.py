@@ -61,10 +61,10 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     Args:
         most: groups of workers alike that are not in lockstep.
     """
-    per_host, slow = scenario.workers_per_host, scenario.slow.workers
+    per_host, of_worker = scenario.workers_per_host, scenario.factors
     hosts: list[tuple[int, tuple[tuple[float, int], ...]]] = []  # servers and workers of each
     for first in range(0, scenario.workers, per_host):
-        factors = sorted(slow.get(worker, 1.0) for worker in range(first, min(first + per_host, scenario.workers)))
+        factors = sorted(of_worker[first : first + per_host])
         hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors))))
     if scenario.placement == "shared":
         counts = [len(range(host, scenario.servers, len(hosts))) for host in range(len(hosts))]
@@ -93,7 +93,8 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
         most_pieces: about as many at most; larger ones stand for several messages.
     """
     ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
-    total, servers, first, pieces = ends[-1], scenario.servers, 0, []
+    servers = sum(group.hosts * group.servers for group in groups)
+    total, first, pieces = ends[-1], 0, []
     for owner, group in enumerate(groups):
         count = group.hosts * group.servers
         if not count:

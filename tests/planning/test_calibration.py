@@ -276,7 +276,7 @@ def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
     run = load_run(folder)
     assert check.measured_step_s(run) == pytest.approx(report_runs.BATCH / 640)
     _, asked = check.question(make(model={}), run, 1.0)
-    assert (asked.round_steps, asked.leased, asked.softsync) == (report_runs.PER_EPOCH, True, False)
+    assert (asked.round_steps, asked.is_leased, asked.softsync) == (report_runs.PER_EPOCH, True, False)
 
 
 def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
