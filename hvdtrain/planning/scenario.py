@@ -1,7 +1,7 @@
 """What is simulated: a model's layers, what messages cost, and a cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hvdtrain import modes
 
@@ -107,6 +107,7 @@ class Scenario:
         shares: how the samples of a step are shared out: `equal`; `measured`, in lockstep, slow workers have less of
             them; `leased`, whoever is ready takes the next share; empty: as the mode does by default.
         local_steps: of each worker, from one exchange to the next.
+        replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
         round_steps: in ps-ssp and ps-async, after so many steps all wait for the last, as before an evaluation; 0: they
             never do.
     """
@@ -133,6 +134,7 @@ class Scenario:
     wait_for: str = ""
     shares: str = ""
     local_steps: int = 1
+    replaces: int = 0
     round_steps: int = 0
     bucket_bytes: int = 4 * MIB
     under_way_bytes: int = 48 * MIB
@@ -192,6 +194,13 @@ class Scenario:
     @property
     def optimizer_s(self) -> float:
         return self.optimizer_s_per_mb * self.bytes / 1e6
+
+    def faster(self, factor: float) -> "Scenario":
+        """The same, but that computing is so many times as fast."""
+        layers = (
+            replace(one, forward_s=one.forward_s / factor, backward_s=one.backward_s / factor) for one in self.layers
+        )
+        return replace(self, layers=tuple(layers), fixed_s=self.fixed_s / factor)
 
     def free_cores(self, processes: int, hosts: int) -> float:
         """What so many processes leave of the cores of so many hosts while they have nothing to do."""

@@ -13,6 +13,7 @@ from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario, Slow
 
 # Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
 LEAST_ROUND, ROUND_SHARES = 4, 100
+MOST_STEPS = 100  # and ten times as many as all are to take: what others do no longer matters beside a worker's
 
 
 class Exchange(ABC):
@@ -56,6 +57,13 @@ class Exchange(ABC):
         self.shares, self.leased_s = self.shares - worker.times, self.clock.now
         return True
 
+    def step_ended(self, worker: "Worker") -> None:
+        worker.ends.append(self.clock.now)
+        if len(worker.ends) == WARM_UP + self.steps:
+            self.left -= 1
+        elif len(worker.ends) == MOST_STEPS + 10 * self.steps:
+            self.left = 0
+
     def gradient(self, worker: "Worker", layer: int) -> None:
         """A layer's gradient is there."""
         for number in self.pieces_of[layer]:
@@ -83,11 +91,12 @@ class Exchange(ABC):
         self.left = len(self.workers)
         for worker in self.workers:
             go_on(worker.steps())
-        self.clock.run(lambda: self.left == 0)
+        self.clock.run(lambda: self.left <= 0)
         total = sum(worker.times for worker in self.workers)
         rates, waiting = [], 0.0
         for worker in self.workers:
-            began, ended = (0.0, self.clock.now) if self.round else (worker.ends[WARM_UP - 1], worker.ends[-1])
+            is_short = self.round or len(worker.ends) <= WARM_UP
+            began, ended = (0.0, self.clock.now) if is_short else (worker.ends[WARM_UP - 1], worker.ends[-1])
             waits = [waited for end, waited in zip(worker.ends, worker.waited, strict=False) if end > began]
             rates.append(len(waits) / (ended - began))
             waiting += worker.times / total * sum(waits) / (ended - began)
@@ -156,9 +165,7 @@ class Worker:
             if not (scenario.servers or scenario.waits_for_layers or scenario.is_sharded):
                 self.pace = 1.0
                 yield self.compute(scenario.optimizer_s)
-            self.ends.append(exchange.clock.now)
-            if len(self.ends) == WARM_UP + exchange.steps:
-                exchange.left -= 1
+            exchange.step_ended(self)
 
     def compute(self, seconds: float) -> Wait:
         """So many seconds at the usual pace."""
