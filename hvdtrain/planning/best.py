@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hvdtrain import modes
 from hvdtrain.planning.calibration import Calibration
-from hvdtrain.planning.layout import COARSE
+from hvdtrain.planning.layout import COARSE, FINE, Detail
 from hvdtrain.planning.predict import DRAWS, Row, codec_of, label, row, speed
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 from hvdtrain.planning.simulate import simulate
@@ -16,6 +16,7 @@ from hvdtrain.planning.simulate import simulate
 COMPRESSIONS = ("fp16", "int8")  # tried beside none, where both sides can send it
 LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
 SHOWN = 8  # uses of some hosts
+HOPELESS = 4  # times as slow as another: how probably it is the fastest need not be drawn
 # Of the model's error, as a standard deviation: what a ring and servers share, and what each has for itself. Measured
 # steps were missed by 9.3 %, the ratio of servers to a ring by 8.1 % (README.md, "Checked on hosts of one machine").
 SHARED, OWN = 0.8, 0.6
@@ -73,24 +74,32 @@ def machine(asked: Scenario, workers: int) -> Scenario:
     return replace(asked, mode="single", workers=1, servers=0, replaces=workers, compression="none", local_steps=1)
 
 
-def ranked(calibration: Calibration, jobs: Sequence[Scenario], seed: int = 0) -> list[Scenario]:
-    """The fastest first, simulated coarsely; those last of which one worker does nearly all."""
+def ranked(
+    calibration: Calibration, jobs: Sequence[Scenario], seed: int = 0, detail: Detail = COARSE
+) -> list[tuple[float, Scenario]]:  # fmt: skip
+    """With their samples a second, the fastest first; 0 of those of which one worker does nearly all."""
+    found = []
+    for job in jobs:
+        outcome = simulate(calibration.scenario(job), seed=seed, detail=detail)
+        is_lone = outcome.busiest_share >= LONE and job.workers > 1
+        found.append((0.0 if is_lone else speed(calibration, job, outcome.step_s), job))
+    return sorted(found, key=lambda one: -one[0])
 
-    def place(job: Scenario) -> tuple[bool, float]:
-        outcome = simulate(calibration.scenario(job), seed=seed, detail=COARSE)
-        return outcome.busiest_share >= LONE and job.workers > 1, -speed(calibration, job, outcome.step_s)
 
-    return sorted(jobs, key=place)
-
-
-def cell(calibration: Calibration, asked: Scenario, sides: Sides, hosts: int, basis: str, seed: int = 0) -> Row:
+def cell(
+    calibration: Calibration, asked: Scenario, sides: Sides, hosts: int, basis: str, seed: int = 0,
+    detail: Detail = FINE,
+) -> Row:  # fmt: skip
     """A place of the map: the best of each side, and how probably each is the fastest of all."""
     workers = hosts * asked.workers_per_host
-    best = [ranked(calibration, of, seed)[0] if of else None for of in sides]
-    rows = [row(calibration, job, seed) if job else None for job in best]
-    rows = [of if of and of["busiest_share"] < LONE else None for of in rows]
-    ring, servers = rows
-    rows.append(row(calibration, machine(asked, workers), seed))
+    of_sides = [*sides, [machine(asked, workers)]]
+    best = [ranked(calibration, of, seed, min(detail, COARSE))[:1] for of in of_sides]
+    least = max(samples for of in best for samples, _ in of) / HOPELESS
+    rows: list[Row | None] = []
+    for of in best:
+        known = [row(calibration, job, seed, detail, samples > least) for samples, job in of if samples]
+        rows.append(known[0] if known else None)
+    ring, servers, _ = rows
     names = ("ring", "servers", "one_machine")
     found = dict(zip(names, rows, strict=True))
     return {
@@ -142,7 +151,7 @@ def splits(
     best of each mode and compression, one machine. With them a place of the map.
     """
     sides = candidates(calibration, asked, names, hosts, price_host, price_server)
-    order = ranked(calibration, list(itertools.chain(*sides)), seed)
+    order = [job for _, job in ranked(calibration, list(itertools.chain(*sides)), seed)]
     of_kinds = {(job.mode, job.compression): job for job in reversed(order)}
     chosen = [job for job in order if job in order[:SHOWN] or job in of_kinds.values()]
     rows = []

@@ -64,7 +64,7 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
             its fragments or its --slow: bursts, jitter.
     """
     manifest, kind, hosts = run.manifest, run.kind, run.manifest.hosts
-    is_local = len(hosts) <= 1
+    is_local, is_machine = len(hosts) <= 1, kind.family == modes.ONE_MACHINE
     if kind.mode not in MODES:
         raise UsageError(f"{run.folder} is of mode {kind.mode}, which cannot be predicted")
     if run.fragments > 1:
@@ -95,6 +95,7 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
         softsync=manifest.push_scale == "softsync", shares=manifest.shares or "equal",
         wait_for=manifest.wait_for or "", local_steps=run.local_steps,
+        replaces=int(is_machine and manifest.threads_per_worker != calibration.threads_per_worker),
         round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
     )  # fmt: skip
 

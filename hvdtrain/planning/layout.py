@@ -14,13 +14,16 @@ MOST_SERVER_GROUPS = 16
 
 
 class Detail(NamedTuple):
-    """How many pieces weights are cut into at most, about, and workers that are not in lockstep into groups."""
+    """How many pieces weights are cut into at most, about, and workers that are not in lockstep into groups; how many
+    steps there are at most, where few messages are drawn in each.
+    """
 
     pieces: int
     groups: int
+    steps: int = 12
 
 
-FINE, COARSE = Detail(160, 24), Detail(24, 6)
+FINE, COARSE, ROUGH = Detail(160, 24), Detail(24, 6), Detail(6, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be.
 
     Args:
-        most: groups of workers alike that are not in lockstep.
+        most: groups of workers alike that are not in lockstep; twice as many of servers.
     """
     per_host, of_worker = scenario.workers_per_host, scenario.factors
     hosts: list[tuple[int, tuple[tuple[float, int], ...]]] = []  # servers and workers of each
@@ -74,7 +77,7 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     groups = []
     for (servers, workers), alike in groupby(hosts):
         number = len(list(alike))
-        parts = min(number, MOST_SERVER_GROUPS if servers else 1 if scenario.in_lockstep else most)
+        parts = min(number, min(MOST_SERVER_GROUPS, 2 * most) if servers else 1 if scenario.in_lockstep else most)
         groups += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
     return groups
 

@@ -13,7 +13,7 @@ from hvdtrain.config.option_types import EQUAL
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.calibration import Z90, Calibration
-from hvdtrain.planning.layout import COARSE, FINE
+from hvdtrain.planning.layout import COARSE, FINE, Detail
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 from hvdtrain.planning.simulate import simulate
 
@@ -53,13 +53,20 @@ def check_slow(asked: Scenario, workers: int) -> None:
         raise UsageError(f"--slow: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
 
 
-def row(calibration: Calibration, asked: Scenario, seed: int = 0) -> Row:
+def row(
+    calibration: Calibration, asked: Scenario, seed: int = 0, detail: Detail = FINE, is_drawn: bool = True
+) -> Row:  # fmt: skip
     """One prediction with its interval of 90 %: as far as the calibration spreads and the model errs, both as normal
     distributions of logarithms.
+
+    Args:
+        is_drawn: without that, as if all figures of the calibration were exact.
     """
     asked = replace(asked, compression=codec_of(calibration, asked.mode, asked.compression))
-    outcome = simulate(calibration.scenario(asked), seed=seed)
-    draws = _draws(calibration, asked, seed, outcome.step_s)
+    outcome = simulate(calibration.scenario(asked), seed=seed, detail=detail)
+    draws = [outcome.step_s] * DRAWS
+    if is_drawn:
+        draws = _draws(calibration, asked, seed, outcome.step_s, detail)
     spread = statistics.pstdev([math.log(drawn) for drawn in draws])
     beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, asked)
     wider = math.exp(Z90 * math.hypot(spread, calibration.model_error + beyond))
@@ -107,14 +114,14 @@ def codec_of(calibration: Calibration, mode: str, name: str) -> str:
     return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
 
 
-def _draws(calibration: Calibration, asked: Scenario, seed: int, step_s: float) -> list[float]:
+def _draws(calibration: Calibration, asked: Scenario, seed: int, step_s: float, known: Detail) -> list[float]:
     """Seconds a step with the calibration drawn anew.
 
     Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
     """
     detail = COARSE if asked.servers else FINE
     middle_s = step_s
-    if asked.servers:
+    if asked.servers and known != detail:
         middle_s = simulate(calibration.scenario(asked), seed=seed, detail=detail).step_s
     draws = []
     for number in range(DRAWS):

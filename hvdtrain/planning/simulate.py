@@ -7,7 +7,7 @@ from hvdtrain.planning.ring import Ring
 from hvdtrain.planning.scenario import Outcome, Scenario
 from hvdtrain.planning.servers import Servers
 
-STEPS, STEPS_ASYNCHRONOUS, MOST_STEPS = 3, 4, 12
+STEPS, STEPS_ASYNCHRONOUS = 3, 4
 STEPS_STRAGGLERS = 40  # where workers are slow at random: a seed moves a prediction by 5 % at most
 BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
 
@@ -19,7 +19,7 @@ def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail =
         enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS  # rings cost little
         return Ring(scenario, steps or enough, of_mode, detail).run()
     buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
-    enough = max(STEPS, min(MOST_STEPS, math.ceil(BUCKETS / buckets)))
+    enough = max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))
     if not scenario.in_lockstep:
         enough = STEPS_ASYNCHRONOUS
     if scenario.slow.random_share:

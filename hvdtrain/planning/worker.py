@@ -45,6 +45,7 @@ class Exchange(ABC):
             for layer in piece.layers:
                 self.pieces_of[layer].append(number)
         self.workers: list[Worker] = []
+        self.left = 0
 
     @abstractmethod
     def send(self, worker: "Worker", number: int) -> None:
