@@ -111,15 +111,18 @@ def report(
 
 
 def print_report(runs: "list[Run]", reference: str, margins: "Margins") -> "Content":
-    """Print the table of these runs and the answer below it, and return all that a report says.
+    """Print the table of these runs and the answer below it, with where it flips, and return all that a report says.
 
     Raises:
         UsageError: the runs may not be compared.
     """
     from hvdtrain.console import Console
+    from hvdtrain.planning.flips import flips
     from hvdtrain.report.content import collect
 
     content = collect(runs, margins, reference)
+    for of, answer in content.answered:
+        answer.data["flips"] = flips(of.runs, answer.word)
     content.print_to(Console(1000))
     return content
 
@@ -131,6 +134,7 @@ def draw_report(
     """Write the report's files, and its plots as pictures, where folders are given for them; see write_report."""
     from hvdtrain import plot_style
     from hvdtrain.explaining.pictures import pictures
+    from hvdtrain.planning.flips import table
     from hvdtrain.report import plots, write_files, write_report
 
     gc.disable()  # plots are many small objects that live to the end: to look for garbage is a tenth of the time
@@ -138,7 +142,8 @@ def draw_report(
         drawn, notes = plots.draw(content.comparisons)
         drawn += pictures([run for _, run in content.runs])
         if out:
-            write_report(content, drawn, notes, out, tables, folded)
+            maps = [table(answer.data["flips"]) for _, answer in content.answered]
+            write_report(content, drawn, notes, out, [*filter(None, maps), *tables], folded)
             click.echo(f"report: {out / 'report.html'}")
         if png:
             write_files(

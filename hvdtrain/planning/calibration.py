@@ -22,10 +22,14 @@ OPTIONAL = ("local_share", "idle_cores")  # only runs tell
 # Keys of the file that hold a Quantity, or a plain number where somebody writes it by hand.
 FIGURES = {
     *TRANSPORT_FIELDS, *CODEC_FIELDS, "forward_ms", "backward_ms", "fixed_ms", "optimizer_ms_per_mb", "latency_us",
+    "machine_speedup",
 }  # fmt: skip
-# What the simulation itself leaves out, as a share of a step: an interval is never narrower.
+# What the simulation itself leaves out: the standard deviation of the logarithm of predicted over measured steps, as
+# README.md, "Checked on hosts of one machine", has it.
 MODEL_ERROR = 0.1
-_Z90 = 1.645  # of 90 % of a normal distribution
+# Of what a machine's other cores could add to one worker's speed, what they do add, where nobody measured it.
+OF_MORE_CORES = (0.85, 0.5, 1.0)
+Z90 = 1.645  # of 90 % of a normal distribution
 _MOST_SPREAD = 0.5  # standard deviation of the logarithm of a figure
 Figure = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -65,7 +69,7 @@ class Quantity:
         if not draw or self.high <= self.low:
             return self.value
         # A range down to almost nothing is noise around a small figure, and no reason to draw a huge one.
-        spread = math.log(self.high / max(self.low, self.high * 1e-9)) / (2 * _Z90)
+        spread = math.log(self.high / max(self.low, self.high * 1e-9)) / (2 * Z90)
         return self.value * math.exp(z * min(spread, _MOST_SPREAD))
 
 
@@ -95,6 +99,7 @@ class Calibration:
         batch_fixed_share: of computing, what does not grow with the batch.
         step_jitter: standard deviation of the logarithm of a step's computing time.
         cores_per_host: cores' worth of processor time; a part of one where a control group limits a host.
+        machine_speedup: how many times as fast as a worker one process computes with all cores of a host.
         bandwidth_gbit: of the hosts that it was made on, or None.
         most_workers, most_servers: that it was made with: what it can say something about.
 
@@ -113,6 +118,7 @@ class Calibration:
     step_jitter: Annotated[float, Meta(ge=0, le=2)] = 0.0
     cores_per_host: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
     threads_per_worker: Count = 1
+    machine_speedup: Quantity | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     latency_us: Quantity = Quantity(50.0, 50.0, 50.0)
     bandwidth_gbit: Annotated[float, Meta(ge=0, le=1e5)] | None = None
@@ -141,11 +147,21 @@ class Calibration:
         factor = self.batch_fixed_share + (1 - self.batch_fixed_share) * batch / self.batch_per_worker
         return replace(self.slower(factor), batch_per_worker=batch, batch_fixed_share=self.batch_fixed_share / factor)
 
+    def of_machine(self, workers_per_host: int) -> Quantity:
+        """See machine_speedup; of GPUs it is taken that all of a host's do as much as they can."""
+        if self.device == "cuda":
+            return Quantity.exactly(workers_per_host)
+        more = max(0.0, self.cores_per_host / self.threads_per_worker - 1)
+        return self.machine_speedup or Quantity(*(1 + share * more for share in OF_MORE_CORES))
+
     def scenario(self, asked: Scenario, draw: random.Random | None = None) -> Scenario:
         """The scenario that is asked about with costs at the medians or, with a generator, as measurements might have
         come out. A draw has the same in each mode of what all share: what slows one layer slows the next too. What
         messages cost was measured for each transport by itself, and is drawn so.
         """
+        if asked.replaces:
+            machine = self.with_batch(self.batch_per_worker * asked.replaces).scenario(replace(asked, replaces=0), draw)
+            return machine.faster(self.of_machine(asked.workers_per_host).drawn(draw))
         forward = 1e-3 * _relative([layer.forward_ms for layer in self.layers]).drawn(draw)
         backward = 1e-3 * _relative([layer.backward_ms for layer in self.layers]).drawn(draw)
         layers = tuple(

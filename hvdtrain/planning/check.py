@@ -61,14 +61,14 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
 
     Raises:
         UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode,
-            its local steps or its --slow: bursts, jitter.
+            its fragments or its --slow: bursts, jitter.
     """
     manifest, kind, hosts = run.manifest, run.kind, run.manifest.hosts
-    is_local = len(hosts) <= 1
+    is_local, is_machine = len(hosts) <= 1, kind.family == modes.ONE_MACHINE
     if kind.mode not in MODES:
         raise UsageError(f"{run.folder} is of mode {kind.mode}, which cannot be predicted")
-    if "local_steps" in manifest.options:
-        raise UsageError(f"{run.folder} has local steps, which no prediction knows")
+    if run.fragments > 1:
+        raise UsageError(f"{run.folder} sends its weights in fragments, which no prediction knows")
     known = calibration.model.get("parameters")
     if isinstance(known, int) and known and manifest.parameters and abs(manifest.parameters / known - 1) > 0.01:
         raise UsageError(
@@ -93,7 +93,9 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
         compression=manifest.compression or "none", placement="shared" if is_beside or is_local else "dedicated",
         workers_per_host=manifest.workers if is_local else max([1, *workers_on_hosts]),
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
-        softsync=manifest.push_scale == "softsync", leased=manifest.shares == "leased",
+        softsync=manifest.push_scale == "softsync", shares=manifest.shares or "equal",
+        wait_for=manifest.wait_for or "", local_steps=run.local_steps,
+        replaces=int(is_machine and manifest.threads_per_worker != calibration.threads_per_worker),
         round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.planning.calibration import Calibration, Quantity, load
-from hvdtrain.planning.scenario import MODES, Scenario, Slow
+from hvdtrain.planning.scenario import MODES, RING_MODES, Scenario, Slow
 from hvdtrain.planning.units import BANDWIDTH, LATENCY, Counts, Stragglers
 from hvdtrain.runs.request import check, train_options
 
@@ -87,6 +87,9 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
     help="Servers on hosts without workers, or on the workers' hosts.",
 )  # fmt: skip
 @click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers on a host.")
+@click.option(
+    "--local-steps", type=Counts(), default="1", show_default=True, help="Of a worker, from an exchange to the next."
+)
 @click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
@@ -97,9 +100,9 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
-    names: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int, staleness: int,
-    slow: Slow, seed: int, file: Path | None, plot: Path | None, hosts: int | None, price_host: float,
-    price_server: float | None,
+    names: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int,
+    local_steps: list[Any], staleness: int, slow: Slow, seed: int, file: Path | None, plot: Path | None,
+    hosts: int | None, price_host: float, price_server: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
 
@@ -107,8 +110,8 @@ def predict(
     hvdtrain plan predict cal.json --workers 1-64 --servers 1,equal --bandwidth 1gbit,10gbit --plot plan.svg
     hvdtrain plan predict cal.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
     """
+    from hvdtrain.planning import best, plots, show
     from hvdtrain.planning import predict as prediction
-    from hvdtrain.planning import show
 
     known = load(calibration)
     if batch_size:
@@ -119,41 +122,29 @@ def predict(
         MODES[0], compression=compression, placement=placement, workers_per_host=gpus_per_host, slow=slow,
         staleness=staleness,
     )  # fmt: skip
+    found: dict[str, Any] = {"calibration": str(calibration), "model": known.model}
     if hosts:
-        if len(bandwidths) != 1:
-            raise UsageError("--hosts asks about one network: give one --bandwidth")
-        asked = replace(asked, bandwidth_gbit=bandwidths[0])
-        return _best_use(known, asked, names, hosts, price_host, price_server or price_host, seed, file)
-    scenarios = prediction.scenarios(asked, names, workers, servers, bandwidths)
-    rows = [prediction.row(known, scenario, seed) for scenario in scenarios]
-    map_ = prediction.winners(rows)
-    found = {"calibration": str(calibration), "model": known.model, "rows": rows, "crossover": map_}
+        if len(bandwidths) != 1 or len(local_steps) != 1:
+            raise UsageError("--hosts asks about one network: give one --bandwidth, and one number of --local-steps")
+        prediction.check_slow(asked, hosts * gpus_per_host)
+        asked = replace(asked, bandwidth_gbit=bandwidths[0], local_steps=local_steps[0])
+        rows, place = best.splits(known, asked, names, hosts, price_host, price_server or price_host, seed)
+        found |= {"rows": rows, "best": rows[0], "map": [place]}
+        show.predictions(rows, f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour")
+    else:
+        scenarios = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)
+        scenarios += [best.machine(asked, n) for n in workers]
+        rows = [prediction.row(known, scenario, seed) for scenario in scenarios]
+        found |= {"rows": rows, "map": best.map_of(known, asked, names, workers, bandwidths, local_steps, seed)}
+        show.predictions(rows)
+    if found["map"]:
+        show.show(show.map_table(found["map"]))
     if file:
         _write(file, found)
     if plot:
-        from hvdtrain.planning import plots
-
-        plots.save(plot, rows, map_)
-    show.predictions(rows)
-    show.crossover(map_)
-    for line in _warnings(known, asked, rows, map_):
+        plots.save(plot, rows, found["map"])
+    for line in _warnings(known, asked, rows):
         click.echo(line)
-    return found
-
-
-def _best_use(
-    known: Calibration, asked: Scenario, names: list[str], hosts: int, price_host: float, price_server: float,
-    seed: int, file: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    """The best split of a number of hosts, and what the ring does with the same money."""
-    from hvdtrain.planning import predict, show, split
-
-    predict.check_slow(asked, hosts * asked.workers_per_host)
-    rows = split.splits(known, asked, names, hosts, price_host, price_server, seed)
-    found = {"rows": rows, "best": rows[0] if rows else None}
-    if file:
-        _write(file, found)
-    show.splits(rows, hosts, hosts * price_host)
     return found
 
 
@@ -171,7 +162,7 @@ def case(case: Path, file: Path | None) -> None:
     show.case(table.title, table.source, rows, fitted)
 
 
-def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any], map_: Sequence[Any]) -> list[str]:
+def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any]) -> list[str]:
     """What the calibration says little about, and what of the question is not in all rows."""
     most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
     lines = []
@@ -181,10 +172,11 @@ def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any], map_: Se
             f"{with_noun(known.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
             "a guess."
         )
-    if any(place["compression"] != place["second_compression"] for place in map_):
+    rings = [row for row in rows if row["mode"] in RING_MODES]
+    if asked.compression != "none" and rings and all(row["compression"] == "none" for row in rings):
         lines.append(f"No ring here sends {asked.compression}: servers do, beside a ring of plain gradients.")
     for worker in sorted(asked.slow.workers):
-        if without := sorted({row["workers"] for row in rows if row["workers"] <= worker}):
+        if without := sorted({row["workers"] for row in rows if 1 < row["workers"] <= worker}):
             lines.append(
                 f"--slow: nobody is slow where there is no worker {worker}, with {some_of(map(str, without))} workers."
             )

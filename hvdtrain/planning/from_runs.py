@@ -27,8 +27,8 @@ EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> Calibration:
     """The calibration with what these runs say: how many cores a host has, the one with fewest; computing from those of
-    one process; processor seconds of messages from what all processes of a job took; the share of the wire that is
-    reached from how long steps were.
+    one process, and what a machine's other cores add to it; processor seconds of messages from what all processes of a
+    job took; the share of the wire that is reached from how long steps were.
 
     Args:
         bandwidth: of the hosts' links in Gbit/s.
@@ -46,9 +46,15 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     by_kind: dict[str, list[Run]] = {}
     for run in runs:
         by_kind.setdefault("ps" if run.kind.servers else run.kind.mode, []).append(run)
-    if single := by_kind.get("single"):
-        ratios = [measured_step_s(run) / simulate(_scenario(made, run, None)).step_s for run in single]
-        made = made.slower(statistics.median(ratios))
+    machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
+    for run in by_kind.get("single", []):
+        _, asked = question(made, run, None)
+        machines[asked.replaces].append(measured_step_s(run) / simulate(scenario_of(made, run, None)).step_s)
+    if machines[0]:
+        made = made.slower(statistics.median(machines[0]))
+    if machines[1]:
+        speedup = made.of_machine(1).value / _said(machines[1]).value
+        made = replace(made, machine_speedup=Quantity(speedup, speedup / SPREAD, speedup * SPREAD))
     for kind in [kind for kind in TRANSPORTS if kind in by_kind]:
         # MPI's processes spin while they wait for the wire: what they took is not their messages'.
         waiting = [run for run in by_kind[kind] if run.manifest.backend != "horovod-mpi"]
@@ -58,7 +64,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed})
 
 
-def _scenario(base: Calibration, run: Run, bandwidth: float | None) -> Scenario:
+def scenario_of(base: Calibration, run: Run, bandwidth: float | None = None) -> Scenario:
     made, asked = question(base, run, bandwidth)
     return made.scenario(asked)
 
@@ -68,7 +74,7 @@ def message_seconds(job: Scenario) -> tuple[float, float, float]:
     n, costs, gigabytes = job.workers, job.transport, job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        moved = 2 * (n - 1) / n * sent
+        moved = job.around(sent)
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
         each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
         return n * each_us * 1e-6, n * moved * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
@@ -88,9 +94,9 @@ def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: fl
     made = replace(base, transports=base.transports | {kind: costs})  # has what is written into costs
     if idle := [cores for run in runs for cores in _idle_cores(run)]:
         costs["idle_cores"] = Quantity.of(idle)
-    if shares := [share for run in runs for share in _local_shares(_scenario(made, run, bandwidth), run)]:
+    if shares := [share for run in runs for share in _local_shares(scenario_of(made, run, bandwidth), run)]:
         costs["local_share"] = _said(shares)
-    jobs = [(_scenario(made, run, bandwidth), run) for run in runs]
+    jobs = [(scenario_of(made, run, bandwidth), run) for run in runs]
     factors = [_factors(job, seconds) for job, run in jobs if (seconds := _of_messages(job, run))]
     for names, of_runs in zip(COSTS, zip(*factors, strict=True), strict=False):
         for name in names:
@@ -177,7 +183,7 @@ def _with_efficiency(base: Calibration, runs: Sequence[Run], kind: str, bandwidt
         efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
         costs = base.transports[kind] | {"efficiency": efficiency}
         tried = replace(base, transports=base.transports | {kind: costs})
-        steps = [simulate(_scenario(tried, run, bandwidth)).step_s for run in runs]
+        steps = [simulate(scenario_of(tried, run, bandwidth)).step_s for run in runs]
         off = sum(math.log(a / b) ** 2 for a, b in zip(steps, measured, strict=True))
         if off < best[0] - 1e-4:
             best = off, tried

@@ -14,13 +14,16 @@ MOST_SERVER_GROUPS = 16
 
 
 class Detail(NamedTuple):
-    """How many pieces weights are cut into at most, about, and workers that are not in lockstep into groups."""
+    """How many pieces weights are cut into at most, about, and workers that are not in lockstep into groups; how many
+    steps there are at most, where few messages are drawn in each.
+    """
 
     pieces: int
     groups: int
+    steps: int = 12
 
 
-FINE, COARSE = Detail(160, 24), Detail(24, 6)
+FINE, COARSE, ROUGH = Detail(160, 24), Detail(24, 6), Detail(6, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,12 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be.
 
     Args:
-        most: groups of workers alike that are not in lockstep.
+        most: groups of workers alike that are not in lockstep; twice as many of servers.
     """
-    per_host, slow = scenario.workers_per_host, scenario.slow.workers
+    per_host, of_worker = scenario.workers_per_host, scenario.factors
     hosts: list[tuple[int, tuple[tuple[float, int], ...]]] = []  # servers and workers of each
     for first in range(0, scenario.workers, per_host):
-        factors = sorted(slow.get(worker, 1.0) for worker in range(first, min(first + per_host, scenario.workers)))
+        factors = sorted(of_worker[first : first + per_host])
         hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors))))
     if scenario.placement == "shared":
         counts = [len(range(host, scenario.servers, len(hosts))) for host in range(len(hosts))]
@@ -74,7 +77,7 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     groups = []
     for (servers, workers), alike in groupby(hosts):
         number = len(list(alike))
-        parts = min(number, MOST_SERVER_GROUPS if servers else 1 if scenario.in_lockstep else most)
+        parts = min(number, min(MOST_SERVER_GROUPS, 2 * most) if servers else 1 if scenario.in_lockstep else most)
         groups += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
     return groups
 
@@ -93,7 +96,8 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
         most_pieces: about as many at most; larger ones stand for several messages.
     """
     ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
-    total, servers, first, pieces = ends[-1], scenario.servers, 0, []
+    servers = sum(group.hosts * group.servers for group in groups)
+    total, first, pieces = ends[-1], 0, []
     for owner, group in enumerate(groups):
         count = group.hosts * group.servers
         if not count:

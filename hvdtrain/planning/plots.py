@@ -1,14 +1,14 @@
 """Plots of predictions: samples a second over workers, and who wins where."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdtrain import plot_style
-from hvdtrain.planning.show import MAP, label, rate, winner
+from hvdtrain.planning.show import ANSWERS, MAP, answer, rate
 
 Row = dict[str, Any]
+SURE = 0.8  # as probable as that, an answer has its colour
 
 
 def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
@@ -16,6 +16,7 @@ def save(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    rows = [row for row in rows if row["bandwidth_gbit"]]  # one machine has no links
     names = [rate(bandwidth) for bandwidth in sorted({row["bandwidth_gbit"] for row in rows})]
     heights = [3.2, *([0.9 + 0.3 * len({row["workers"] for row in map_})] if map_ else [])]
     with rc_context(plot_style.RC):
@@ -39,8 +40,8 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
         best = {row["workers"]: row for row in slowest_first}
         workers = sorted(best)
         colour, marker = plot_style.look_of(mode)
-        name, speeds = label(mode, 0, best[workers[0]]["compression"]), [best[n]["samples_per_s"] for n in workers]
-        panel.plot(workers, speeds, marker=marker, markersize=4, color=colour, label=name)
+        speeds = [best[n]["samples_per_s"] for n in workers]
+        panel.plot(workers, speeds, marker=marker, markersize=4, color=colour, label=mode)
         panel.fill_between(
             workers, [best[n]["samples_per_s_low"] for n in workers], [best[n]["samples_per_s_high"] for n in workers],
             color=colour, alpha=0.12, linewidth=0,
@@ -52,17 +53,17 @@ def _throughput(panel: Any, rows: Sequence[Row]) -> None:
 
 
 def _map(panel: Any, places: Sequence[Row]) -> None:
-    """Workers by bandwidth: the colour says who wins, its strength by how much; grey where it may be either."""
+    """Workers by bandwidth: the colour says what is the fastest, its strength how probably; grey where that is open."""
     from matplotlib.patches import Rectangle
 
     bandwidths, numbers = (sorted({row[key] for row in places}) for key in ("bandwidth_gbit", "workers"))
+    modes = dict(zip(ANSWERS, ("allreduce", "ps-sync", "single"), strict=True))
     for row in places:
         x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
-        strength = min(1.0, 0.25 + math.log2(max(1.0, row["times_as_fast"])) / 3)
-        colour = plot_style.GRID if row["either"] else plot_style.look_of(row["winner"])[0]
-        alpha = 1.0 if row["either"] else strength
-        panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=alpha, linewidth=0))
-        panel.text(x, y, winner(row), ha="center", va="center", fontsize=8, color="#101010")
+        first = max(ANSWERS, key=row.__getitem__)
+        colour = plot_style.look_of(modes[first])[0] if row[first] >= SURE else plot_style.GRID
+        panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.6, linewidth=0))
+        panel.text(x, y, answer(row), ha="center", va="center", fontsize=8, color="#101010")
     panel.set(xlim=(-0.5, len(bandwidths) - 0.5), ylim=(-0.5, len(numbers) - 0.5), ylabel="workers")
     panel.set_xticks(range(len(bandwidths)), map(rate, bandwidths))
     panel.set_yticks(range(len(numbers)), [str(n) for n in numbers])

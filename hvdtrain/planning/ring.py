@@ -1,113 +1,108 @@
-"""A job without servers, simulated: one process, Horovod's ring with fusion, or DDP's buckets.
+"""Averages without servers, simulated: one process, Horovod's ring with fusion, its sharded form, or DDP's buckets.
 
 Workers are in lockstep and alike, so that one of them, the slowest of a step, stands for all.
 """
 
-import random
 from functools import partial
-from statistics import fmean
 
-from hvdtrain.planning.computing import Computing
-from hvdtrain.planning.engine import Clock, Join, Process, Processors, Then, go_on
-from hvdtrain.planning.scenario import MIB, WARM_UP, Outcome, Scenario
+from hvdtrain import modes
+from hvdtrain.planning.engine import Join, Process, Processors, Then, go_on
+from hvdtrain.planning.layout import Detail, HostGroup, Piece, cut
+from hvdtrain.planning.scenario import MIB, Scenario
+from hvdtrain.planning.worker import Exchange, Worker
 
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
 FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
+AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 
 
-class RingJob:
-    """Simulates `steps` steps after a first one.
-
-    Args:
-        seed: of the jitter of computing.
+class Ring(Exchange):
+    """
+    Attributes:
+        ready: the numbers of the pieces that wait to be reduced, in order.
     """
 
-    def __init__(self, scenario: Scenario, steps: int, seed: str) -> None:
-        self.scenario, self.steps, self.clock = scenario, steps, Clock()
-        self.times = min(scenario.workers, scenario.workers_per_host)  # workers that share the cores of a host
-        self.cores = Processors(self.clock, scenario.free_cores(self.times, 1))
-        draw = random.Random(seed)
-        self.compute = Computing(scenario, self.clock, self.cores, self.times, draw, scenario.workers)
-        self.buckets = _buckets(scenario)
-        self.ready: list[int] = []  # bytes of the buckets that wait to be reduced, in order
-        self.unreduced = 0  # buckets that are not yet averaged
-        self.reducing = False
-        self.update: Then | None = None  # called when all gradients are averaged
-        self.ends: list[float] = []
-        self.waited: list[float] = []
+    def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
+        self.is_horovod = modes.declared(scenario.mode).joins_horovod
+        pieces: list[Piece] = []
+        if scenario.workers > 1:
+            pieces = cut(scenario, [HostGroup(1, 1, ())], detail.pieces) if self.is_horovod else _of_ddp(scenario)
+        super().__init__(scenario, steps, seed, pieces)
+        times = min(scenario.workers, scenario.workers_per_host)  # workers that share the cores of a host
+        self.cores = Processors(self.clock, scenario.free_cores(times, 1))
+        self.worker = Worker(self, self.cores, times, max(scenario.factors), scenario.workers)
+        self.workers = [self.worker]
+        self.ready: list[int] = []
+        self.is_reducing = False
 
-    def run(self) -> Outcome:
-        go_on(self._steps())
-        self.clock.run(lambda: len(self.ends) >= WARM_UP + self.steps)
-        seconds = (self.ends[-1] - self.ends[WARM_UP - 1]) / self.steps
-        n, s = self.scenario.workers, self.scenario
-        return Outcome(seconds, fmean(self.waited[WARM_UP:]), bytes_sent=2 * (n - 1) / n * s.bytes * s.codec.wire_share)
-
-    def _steps(self) -> Process:
-        s, compute = self.scenario, self.compute
-        while True:
-            compute.begin_step(s.slowest)
-            self.unreduced = len(self.buckets)
-            yield compute(s.fixed_s)
-            for layer in s.layers:
-                yield compute(layer.forward_s)
-            for number in reversed(range(len(s.layers))):
-                yield compute(s.layers[number].backward_s)
-                if number in self.buckets:
-                    self.ready.append(self.buckets[number])
-                    if not self.reducing:
-                        self.reducing = True
-                        go_on(self._reductions())
-            began = self.clock.now
-            if self.unreduced:
-                yield self._until_averaged
-            self.update = None
-            self.waited.append(self.clock.now - began)
-            compute.pace = 1.0  # optimizers run on the device that computes
-            yield compute(s.optimizer_s)
-            self.ends.append(self.clock.now)
-
-    def _until_averaged(self, then: Then) -> None:
-        self.update = then
+    def send(self, worker: Worker, number: int) -> None:
+        self.ready.append(number)
+        if not self.is_reducing:
+            self.is_reducing = True
+            go_on(self._reductions())
 
     def _reductions(self) -> Process:
-        """Reduce what is ready, until nothing is: as much at once as the fusion buffer holds, or one bucket of DDP's.
-        A reduction takes the wire and the processors at once.
+        """Reduce what is ready, until nothing is. A sharded ring has the optimizer between two operations; where layers
+        wait, it takes its steps bucket by bucket.
         """
-        s, transport, is_horovod = self.scenario, self.scenario.transport, self.scenario.mode == "allreduce"
-        hosts, hops = -(-s.workers // s.workers_per_host), 2 * (s.workers - 1)
-        yield partial(self.clock.after, CYCLE_S if is_horovod else 0.0)
+        s = self.scenario
+        yield partial(self.clock.after, CYCLE_S if self.is_horovod else 0.0)
         while self.ready:
-            gradients, buckets = self.ready.pop(0), 1
-            while is_horovod and self.ready and gradients + self.ready[0] <= s.fusion_bytes:
-                gradients += self.ready.pop(0)
-                buckets += 1
-            moved = hops / s.workers * gradients * s.codec.wire_share  # each way (Patarasuk and Yuan, 2009)
-            cost = 1e-6 * (transport.operation_us + hops * transport.message_us)
-            cost += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
-            cost += gradients / 1e9 * (s.codec.encode_ms_per_mb + s.codec.decode_ms_per_mb)
-            wire = moved / s.wire_rate + hops * s.latency_s if hosts > 1 else 0.0
-            yield partial(self._both, cost, wire)
-            self.unreduced -= buckets
-        self.reducing = False
-        if self.update and not self.unreduced:
-            self.update()
+            numbers = self._next()
+            gradients = sum(self.pieces[number].bytes for number in numbers)
+            optimizer_s = s.optimizer_s_per_mb * gradients / 1e6
+            if s.is_sharded:
+                yield partial(self._operation, gradients, 1)
+                yield partial(self.cores.work, optimizer_s / s.workers, self.worker.times)
+                yield partial(self._operation, gradients, 1)
+            else:
+                yield partial(self._operation, gradients, 2)
+                if s.waits_for_layers:
+                    yield partial(self.cores.work, optimizer_s, self.worker.times)
+            for number in numbers:
+                self.arrived(self.worker, number)
+        self.is_reducing = False
 
-    def _both(self, cost: float, wire: float, then: Then) -> None:
+    def _next(self) -> list[int]:
+        """Take what is reduced together: as much as the fusion buffer holds; where layers wait, what forward needs
+        first; of DDP a bucket.
+        """
+        if self.scenario.waits_for_layers:
+            taken = sorted(self.ready)[:AHEAD]
+        else:
+            taken, size = [], 0
+            for number in self.ready if self.is_horovod else self.ready[:1]:
+                size += self.pieces[number].bytes
+                if taken and size > self.scenario.fusion_bytes:
+                    break
+                taken.append(number)
+        self.ready = [number for number in self.ready if number not in taken]
+        return taken
+
+    def _operation(self, gradients: float, times_around: int, then: Then) -> None:
+        """Once around the ring is a reduce-scatter or an all-gather, twice an all-reduce (Patarasuk and Yuan, 2009).
+        Takes the wire and the processors at once.
+        """
+        s, transport, codec = self.scenario, self.scenario.transport, self.scenario.codec
+        hosts, hops = -(-s.workers // s.workers_per_host), times_around * (s.workers - 1)
+        moved = s.around(gradients, times_around) * codec.wire_share  # each way
+        cost = 1e-6 * (transport.operation_us + hops * transport.message_us)
+        cost += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
+        cost += times_around / 2 * gradients / 1e9 * (codec.encode_ms_per_mb + codec.decode_ms_per_mb)
         both = Join(2, then)
-        self.cores.work(cost, self.times, both)
-        self.clock.after(wire, both)
+        self.cores.work(cost, self.worker.times, both)
+        self.clock.after(moved / s.wire_rate + hops * s.latency_s if hosts > 1 else 0.0, both)
 
 
-def _buckets(scenario: Scenario) -> dict[int, int]:
-    """The bytes of each bucket of gradients, by the layer that completes it in backward: of Horovod each layer is one,
-    of DDP the first is small. None where a worker is alone.
-    """
-    buckets: dict[int, int] = {}
-    size, limit = 0, FIRST_BUCKET
-    for number in reversed(range(len(scenario.layers) if scenario.workers > 1 else 0)):
-        size += 4 * scenario.layers[number].parameters
-        if scenario.mode == "allreduce" or size >= limit or not number:
-            buckets[number] = size
-            size, limit = 0, BUCKET
-    return buckets
+def _of_ddp(scenario: Scenario) -> list[Piece]:
+    """DDP's buckets, in the order of backward: whole layers, the first bucket small."""
+    pieces: list[Piece] = []
+    layers: list[int] = []
+    limit = FIRST_BUCKET
+    for number in reversed(range(len(scenario.layers))):
+        layers.append(number)
+        size = 4 * sum(scenario.layers[layer].parameters for layer in layers)
+        if size >= limit or not number:
+            pieces.append(Piece(0, size, 1, tuple(layers)))
+            layers, limit = [], BUCKET
+    return pieces

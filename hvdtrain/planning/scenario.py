@@ -1,7 +1,7 @@
 """What is simulated: a model's layers, what messages cost, and a cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hvdtrain import modes
 
@@ -102,8 +102,12 @@ class Scenario:
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
-        leased: in ps-ssp and ps-async, whoever is ready takes the next share of a step, so that a fast worker has more
-            of them.
+        wait_for: what waits for fresh weights, the next forward of each `layer` or the next `step`; empty: as the mode
+            does by default.
+        shares: how the samples of a step are shared out: `equal`; `measured`, in lockstep, slow workers have less of
+            them; `leased`, whoever is ready takes the next share; empty: as the mode does by default.
+        local_steps: of each worker, from one exchange to the next.
+        replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
         round_steps: in ps-ssp and ps-async, after so many steps all wait for the last, as before an evaluation; 0: they
             never do.
     """
@@ -127,7 +131,10 @@ class Scenario:
     placement: str = "dedicated"
     staleness: int = 2
     softsync: bool = True
-    leased: bool = True
+    wait_for: str = ""
+    shares: str = ""
+    local_steps: int = 1
+    replaces: int = 0
     round_steps: int = 0
     bucket_bytes: int = 4 * MIB
     under_way_bytes: int = 48 * MIB
@@ -158,13 +165,42 @@ class Scenario:
         return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     @property
-    def slowest(self) -> float:
-        """The factor of computing of the slowest worker that there is."""
-        return max([1.0, *(factor for worker, factor in self.slow.workers.items() if worker < self.workers)])
+    def is_sharded(self) -> bool:
+        return self.mode == "sharded"
+
+    @property
+    def waits_for_layers(self) -> bool:
+        wait_for = self.wait_for or next(iter(modes.declared(self.mode).wait_for), "step")
+        return wait_for == "layer" and self.local_steps == 1
+
+    @property
+    def is_leased(self) -> bool:
+        return (self.shares or modes.declared(self.mode).shares[0]) == "leased"
+
+    @property
+    def factors(self) -> list[float]:
+        """Of each worker's computing. With measured shares all take as long."""
+        factors = [self.slow.workers.get(worker, 1.0) for worker in range(self.workers)]
+        if self.shares == "measured":
+            return [len(factors) / sum(1 / factor for factor in factors)] * len(factors)
+        return factors
+
+    def around(self, size: float, times: int = 2) -> float:
+        """Bytes that a worker sends of so many that go around a ring so many times: 2(n-1)/n of them in an all-reduce
+        (Patarasuk and Yuan, 2009).
+        """
+        return times * (self.workers - 1) / self.workers * size
 
     @property
     def optimizer_s(self) -> float:
         return self.optimizer_s_per_mb * self.bytes / 1e6
+
+    def faster(self, factor: float) -> "Scenario":
+        """The same, but that computing is so many times as fast."""
+        layers = (
+            replace(one, forward_s=one.forward_s / factor, backward_s=one.backward_s / factor) for one in self.layers
+        )
+        return replace(self, layers=tuple(layers), fixed_s=self.fixed_s / factor)
 
     def free_cores(self, processes: int, hosts: int) -> float:
         """What so many processes leave of the cores of so many hosts while they have nothing to do."""
@@ -182,6 +218,7 @@ class Outcome:
         staleness_mean: updates between reading weights and a push's use; 0 in lockstep.
         bytes_sent: of a worker in a step, payload.
         server_bytes_sent: of a server in a step of all workers.
+        busiest_share: of all samples, what the worker has who has most.
     """
 
     step_s: float
@@ -189,3 +226,4 @@ class Outcome:
     staleness_mean: float = 0.0
     bytes_sent: float = 0.0
     server_bytes_sent: float = 0.0
+    busiest_share: float = 0.0

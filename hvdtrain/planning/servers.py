@@ -8,17 +8,16 @@ as far as there is room under way (see ps.exchange).
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hvdtrain.planning.computing import Computing
 from hvdtrain.planning.engine import Clock, Join, Link, Process, Processors, Then, Thread, go_on
 from hvdtrain.planning.layout import Detail, HostGroup, Piece, cut, host_groups
-from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario
+from hvdtrain.planning.scenario import WARM_UP, Scenario
+from hvdtrain.planning.worker import Exchange, Worker
 
 CONNECTIONS = 8  # to a server that are simulated one by one; each of more workers' stands for several
-# Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
-LEAST_ROUND, ROUND_SHARES = 4, 100
 
 
 class _Hosts:
@@ -53,7 +52,7 @@ class _Window:
     under_way: float = 0.0
     extra: int = -1
 
-    def next(self, pieces: list[Piece]) -> int | None:
+    def next(self, pieces: Sequence[Piece]) -> int | None:
         """Take the piece that goes next out of the queue; None where all have to wait."""
         if not self.queue:
             return None
@@ -67,153 +66,67 @@ class _Window:
         return number
 
 
-class _Workers:
-    """Workers of a group that do the same at the same time.
-
-    Args:
-        times: how many.
-        factor: of their computing.
+class _Client(Worker):
     """
-
-    def __init__(self, job: "ServerJob", hosts: _Hosts, times: int, factor: float) -> None:
-        self.job, self.hosts, self.times, self.factor = job, hosts, times, factor
-        among = times if job.scenario.in_lockstep else 1
-        self.compute = Computing(job.scenario, job.clock, hosts.cores, times, job.random, among)
-        self.io = Thread(hosts.cores, times)
-        self.step = 0
-        self.missing = [0] * len(job.scenario.layers)  # pieces of each layer that are not fresh
-        self.lacking = [0] * len(job.pieces)  # layers whose gradients each piece waits for
-        most, workers = job.scenario.under_way_bytes, job.scenario.workers
-        self.windows = [_Window(min(most * max(1, h.servers), most * h.servers / workers)) for h in job.hosts]
-        self.read = [0] * len(job.pieces)  # version of each piece
-        self.waits_for = 0
-        self.fresh: Then | None = None  # called when the layer that forward waits for is fresh
-        self.ends: list[float] = []
-        self.waited: list[float] = []
-
-    def steps(self) -> Process:
-        scenario, clock, compute = self.job.scenario, self.job.clock, self.compute
-        while self.job.takes_share(self):
-            self.step += 1
-            compute.begin_step(self.factor)
-            self.waited.append(0.0)
-            self.lacking = [len(piece.layers) for piece in self.job.pieces]
-            yield compute(scenario.fixed_s)
-            for number, layer in enumerate(scenario.layers):
-                if self.missing[number]:
-                    began = clock.now
-                    yield partial(self._wait_for, number)
-                    self.waited[-1] += clock.now - began
-                yield compute(layer.forward_s)
-            for number in reversed(range(len(scenario.layers))):
-                yield compute(scenario.layers[number].backward_s)
-                self._push_layer(number)
-            self.ends.append(clock.now)
-            if len(self.ends) == WARM_UP + self.job.steps:
-                self.job.left -= 1
-
-    def _wait_for(self, layer: int, then: Then) -> None:
-        self.waits_for, self.fresh = layer, then
-
-    def _push_layer(self, layer: int) -> None:
-        pieces = self.job.pieces
-        for number in self.job.pieces_of[layer]:
-            self.lacking[number] -= 1
-            if not self.lacking[number]:
-                for part in pieces[number].layers:
-                    self.missing[part] += 1
-                self.windows[pieces[number].owner].queue[number] = None
-        for window in self.windows:
-            self._push(window)
-
-    def _push(self, window: _Window) -> None:
-        """Push what waits, as far as there is room."""
-        while (number := window.next(self.job.pieces)) is not None:
-            self.job.push(self, number, self.step)
-
-    def answered(self, number: int, version: int) -> None:
-        piece = self.job.pieces[number]
-        window = self.windows[piece.owner]
-        window.under_way -= piece.bytes
-        if window.extra == number:
-            window.extra = -1
-        self.read[number] = version
-        for layer in piece.layers:
-            self.missing[layer] -= 1
-        self._push(window)
-        if self.fresh and not self.missing[self.waits_for]:
-            fresh, self.fresh = self.fresh, None
-            fresh()
-
-
-class ServerJob:
-    """Simulates `steps` steps of each worker after a first one.
-
-    Args:
-        seed: of the jitter of computing.
-
     Attributes:
-        left: groups of workers that have not yet taken enough steps; those that are faster take more.
+        io: their threads that send and receive.
+        windows: to the servers of each group of hosts.
+        read: version of each piece.
     """
+
+    def __init__(self, exchange: "Servers", hosts: _Hosts, times: int, factor: float) -> None:
+        scenario = exchange.scenario
+        super().__init__(exchange, hosts.cores, times, factor, times if scenario.in_lockstep else 1)
+        self.hosts, self.io = hosts, Thread(hosts.cores, times)
+        most, workers = scenario.under_way_bytes, scenario.workers
+        self.windows = [_Window(min(most * max(1, h.servers), most * h.servers / workers)) for h in exchange.hosts]
+        self.read = [0] * len(exchange.pieces)
+
+
+class Servers(Exchange):
+    """Pushes and answers of the pieces that each group of servers holds."""
 
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
-        self.scenario, self.clock, self.random = scenario, Clock(), random.Random(seed)
-        self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
-        # How many are left in the round, and when the last one was taken.
-        self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
-        self.steps = math.inf if self.round else steps
         groups = host_groups(scenario, detail.groups)
+        super().__init__(scenario, steps, seed, cut(scenario, groups, detail.pieces))
         self.hosts = [
             _Hosts(group, scenario, self.clock, random.Random(f"{seed} link {number}"))
             for number, group in enumerate(groups)
         ]
-        self.pieces = cut(scenario, groups, detail.pieces)
-        self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
-        for number, piece in enumerate(self.pieces):
-            for layer in piece.layers:
-                self.pieces_of[layer].append(number)
-        self.workers = [
-            _Workers(self, hosts, hosts.group.hosts * count, factor)
+        clients = [
+            _Client(self, hosts, hosts.group.hosts * count, factor)
             for hosts in self.hosts
             for factor, count in hosts.group.workers
         ]
+        self.workers = list(clients)
         self.averages = scenario.in_lockstep or scenario.softsync
-        self.pushed = [[0] * len(self.workers) for _ in self.pieces]  # the step of each group's last push
+        self.pushed = [dict.fromkeys(clients, 0) for _ in self.pieces]  # the step of each group's last push
         self.came = [0] * len(self.pieces)  # pushes that wait to be an update
         self.version = [0] * len(self.pieces)
-        self.held: list[list[tuple[_Workers, int]]] = [[] for _ in self.pieces]
-        self.staleness_sum = self.pushes = 0.0
-        self.left = len(self.workers)
+        self.held: list[list[tuple[_Client, int]]] = [[] for _ in self.pieces]
 
-    def run(self) -> Outcome:
-        for worker in self.workers:
-            go_on(worker.steps())
-        self.clock.run(lambda: self.left == 0)
-        total = sum(worker.times for worker in self.workers)
-        rate = waiting = 0.0
-        for worker in self.workers:
-            began, ended = (0.0, self.clock.now) if self.round else (worker.ends[WARM_UP - 1], worker.ends[-1])
-            steps = [waited for end, waited in zip(worker.ends, worker.waited, strict=False) if end > began]
-            rate += worker.times * len(steps) / (ended - began)
-            waiting += worker.times / total * sum(steps) / (ended - began)
-        step_s = total / rate
-        if self.round > 1:
-            step_s += (1 - self.round / self.scenario.round_steps) * (self.leased_s / (self.round - 1) - step_s)
-        return Outcome(
-            step_s=step_s, exposed_comm_s=waiting * step_s,
-            staleness_mean=self.staleness_sum / self.pushes if self.pushes else 0.0,
-            bytes_sent=self.scenario.bytes * self.scenario.codec.wire_share,
-            server_bytes_sent=self.scenario.bytes * total / self.scenario.servers,
-        )  # fmt: skip
+    def send(self, worker: Worker, number: int) -> None:
+        assert isinstance(worker, _Client)
+        window = worker.windows[self.pieces[number].owner]
+        window.queue[number] = None
+        self._push_queued(worker, window)
 
-    def takes_share(self, worker: _Workers) -> bool:
-        """Whether there is another share for a group of workers."""
-        if self.shares <= 0 or (not self.scenario.leased and 0 < self.round == worker.step):
-            return False
-        self.shares, self.leased_s = self.shares - worker.times, self.clock.now
-        return True
+    def _push_queued(self, worker: _Client, window: _Window) -> None:
+        """Push what waits, as far as there is room."""
+        while (number := window.next(self.pieces)) is not None:
+            self._push(worker, number, worker.step)
 
-    def push(self, worker: _Workers, number: int, step: int) -> None:
+    def _answered(self, worker: _Client, number: int, version: int) -> None:
+        piece = self.pieces[number]
+        window = worker.windows[piece.owner]
+        window.under_way -= piece.bytes
+        if window.extra == number:
+            window.extra = -1
+        worker.read[number] = version
+        self._push_queued(worker, window)
+        self.arrived(worker, number)
+
+    def _push(self, worker: _Client, number: int, step: int) -> None:
         piece, server, scenario = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario
         transport, codec, gigabytes = scenario.transport, scenario.codec, piece.bytes / 1e9
         size = piece.bytes * codec.wire_share
@@ -227,11 +140,11 @@ class ServerJob:
         last = partial(server.io.do, taken, both)
         go_on(self._carry(worker, server, worker.times * size, True, sent, first, last))
 
-    def _answer(self, worker: _Workers, number: int) -> None:
+    def _answer(self, worker: _Client, number: int) -> None:
         piece, server, transport = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario.transport
         sent = self._cost(worker.hosts, server, piece, piece.bytes, transport.server_send_s_per_gb)
         taken = self._cost(worker.hosts, server, piece, piece.bytes, transport.receive_s_per_gb)
-        last = partial(worker.io.do, taken, partial(worker.answered, number, self.version[number]))
+        last = partial(worker.io.do, taken, partial(self._answered, worker, number, self.version[number]))
         go_on(self._carry(worker, server, worker.times * piece.bytes, False, sent, lambda: None, last))
 
     def _cost(self, hosts: _Hosts, server: _Hosts, piece: Piece, size: float, s_per_gb: float) -> float:
@@ -241,7 +154,7 @@ class ServerJob:
         return piece.messages * transport.message_us * 1e-6 + size / 1e9 * crossing * s_per_gb
 
     def _carry(
-        self, worker: _Workers, server: _Hosts, size: float, is_push: bool, cost: float, first: Then, last: Then
+        self, worker: _Client, server: _Hosts, size: float, is_push: bool, cost: float, first: Then, last: Then
     ) -> Process:
         """Take a message of each of a group's workers to servers, or from them: not over a link where they are on the
         same host.
@@ -284,10 +197,10 @@ class ServerJob:
         yield from rest
         clock.after(latency, arrived)
 
-    def _accept(self, worker: _Workers, number: int, step: int, read: int) -> None:
+    def _accept(self, worker: _Client, number: int, step: int, read: int) -> None:
         """A server has a push: who is answered, and whether the weights are updated before."""
         scenario, workers = self.scenario, self.scenario.workers if self.averages else 1
-        self.pushed[number][self.workers.index(worker)] = step
+        self.pushed[number][worker] = step
         if len(worker.ends) >= WARM_UP and not scenario.in_lockstep:
             ahead = 0 if scenario.softsync else (worker.times - 1) / 2
             self.staleness_sum += worker.times * (self.version[number] - read + ahead)
@@ -309,7 +222,7 @@ class ServerJob:
         if self.scenario.in_lockstep and self.came[number]:
             return
         if self.scenario.bounds_staleness:
-            limit = min(self.pushed[number]) + self.scenario.staleness
+            limit = min(self.pushed[number].values()) + self.scenario.staleness
         held = self.held[number]
         self.held[number] = [(worker, step) for worker, step in held if step > limit]
         for worker, step in held:

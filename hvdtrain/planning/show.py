@@ -5,16 +5,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvdtrain.console import Console
-from hvdtrain.report.table import rich_table, words_table
+from hvdtrain.modes import ONE_MACHINE
+from hvdtrain.planning.best import LONE
+from hvdtrain.report.table import Table, rich_table, words_table
 
 Row = dict[str, Any]
 WIDTH = 140  # where the output is no terminal
-MAP = "Ring or servers: the faster, and how many times as fast as the best of the other"
+MAP = "The fastest, and how probably"
+LEAST = 0.1  # a less probable answer is not named
+ANSWERS = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE MACHINE"}
 
 
 def _print(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """A table; zeros and None are empty cells."""
-    table = words_table(title, headings, [[str(cell or "") for cell in row] for row in rows])
+    show(words_table(title, headings, [[str(cell or "") for cell in row] for row in rows]))
+
+
+def show(table: Table) -> None:
     Console(WIDTH).print(rich_table(table))
 
 
@@ -30,40 +37,51 @@ def between(low: float, high: float) -> str:
     return f"{seconds(low)} to {seconds(high)}"
 
 
-def predictions(rows: Sequence[Row]) -> None:
+def predictions(rows: Sequence[Row], title: str = "") -> None:
     """Predictions, a line each."""
-    headings = "mode workers servers sends link step interval samples/s exposed staleness sent/worker".split()
-    _print(headings, (
+    headings = (
+        "mode batch workers servers where machines sends H link step interval samples/s exposed stale sent price/h"
+    )
+    columns = [
         (
-            row["mode"], row["workers"], row["servers"], row["compression"], rate(row["bandwidth_gbit"]),
+            _mode(row), row["workers"] * row["batch_per_worker"], row["workers"], row["servers"], row["placement"],
+            row["hosts"], row["compression"], row["local_steps"], row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]),
             seconds(row["step_s"]), between(row["step_s_low"], row["step_s_high"]), f"{row['samples_per_s']:,.4g}",
-            seconds(row["exposed_comm_s"]), f"{row['staleness_mean']:.2f}" if row["servers"] else "",
-            f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
+            row["workers"] > 1 and seconds(row["exposed_comm_s"]),
+            f"{row['staleness_mean']:.2f}" if row["servers"] else "",
+            row["workers"] > 1 and f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
+            row.get("price") and f"{row['price']:,.4g}",
         )
         for row in rows
-    ))  # fmt: skip
+    ]  # fmt: skip
+    shown = [n for n in range(len(headings.split())) if len({line[n] for line in columns}) > 1]
+    _print([headings.split()[n] for n in shown], [[line[n] for n in shown] for line in columns], title)
 
 
-def label(mode: str, servers: int, compression: str) -> str:
-    return mode + (f" +{servers}" if servers else "") + ("" if compression == "none" else f" {compression}")
+def _mode(row: Row) -> str:
+    """The mode; of a row of which one worker does nearly all, that it does."""
+    name = ONE_MACHINE if row["mode"] == "single" else str(row["mode"])
+    is_lone = row["workers"] > 1 and row["busiest_share"] >= LONE
+    return f"{name} (one worker does {row['busiest_share']:.0%})" if is_lone else name
 
 
-def winner(row: Row) -> str:
-    """Who is faster at a place of the map, and how many times."""
-    name = f"{label(row['winner'], row['servers'], row['compression'])} {row['times_as_fast']:.2f}×"
-    return f"either ({name})" if row["either"] else name
+def answer(place: Row) -> str:
+    """`RING 97 %`; several where none is sure."""
+    likely = sorted(((place[key], name) for key, name in ANSWERS.items() if place[key] >= LEAST), reverse=True)
+    return ", ".join(f"{name} {p:.0%}" for p, name in likely)
 
 
-def crossover(places: Sequence[Row]) -> None:
-    """Who wins: a line for each number of workers, a column for each bandwidth."""
-    if not places:
-        return
-    bandwidths = sorted({row["bandwidth_gbit"] for row in places})
-    lines: dict[int, dict[float, str]] = {}
-    for row in places:
-        lines.setdefault(row["workers"], {})[row["bandwidth_gbit"]] = winner(row)
-    rows = [(workers, *map(line.get, bandwidths)) for workers, line in sorted(lines.items())]
-    _print(["workers", *map(rate, bandwidths)], rows, MAP)
+def map_table(places: Sequence[Row]) -> Table:
+    """A line for each number of workers and of local steps, a column for each bandwidth."""
+    bandwidths = sorted({place["bandwidth_gbit"] for place in places})
+    lines: dict[tuple[int, int, int], dict[float, str]] = {}
+    for place in places:
+        key = place["workers"], place["hosts"], place["local_steps"]
+        lines.setdefault(key, {})[place["bandwidth_gbit"]] = answer(place)
+    several = len({steps for _, _, steps in lines}) > 1
+    headings = ["workers", "machines", *(["H"] if several else []), *map(rate, bandwidths)]
+    rows = [[*key[: 2 + several], *map(line.get, bandwidths)] for key, line in sorted(lines.items())]
+    return words_table(MAP, headings, [[str(cell or "") for cell in row] for row in rows])
 
 
 def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:
@@ -80,23 +98,3 @@ def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float])
     console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
     if off := [abs(row["error"]) for row in rows if not row["calibrate"]]:
         console.print(f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {max(off):.1%}")
-
-
-def splits(rows: Sequence[Row], hosts: int, budget: float) -> None:
-    """The best uses of some hosts, and the best ring among them."""
-    rings, servers = ([row for row in rows if bool(row["servers"]) == has] for has in (False, True))
-    headings = ("mode", "workers", "servers", "where", "sends", "step", "samples/s", "interval", "price/h")
-    _print(headings, (
-        (
-            row["mode"], row["workers"], row["servers"], row["placement"], row["compression"], seconds(row["step_s"]),
-            f"{row['samples_per_s']:,.4g}", f"{row['samples_per_s_low']:,.4g} to {row['samples_per_s_high']:,.4g}",
-            f"{row['price']:,.4g}",
-        )
-        for row in [*rows[:8], *(row for row in rings[:1] if row not in rows[:8])]
-    ), f"Best use of {hosts} hosts, or of {budget:,.4g} an hour")  # fmt: skip
-    if rings and servers:
-        best = rows[0]
-        second, other = (rings[0], "the ring does") if best["servers"] else (servers[0], "servers do")
-        ratio = best["samples_per_s"] / second["samples_per_s"]
-        name = label(best["mode"], best["servers"], best["compression"])
-        Console(WIDTH).print(f"{name}: {ratio:.2f} times what {other} with the same money.")

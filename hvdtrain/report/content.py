@@ -144,6 +144,8 @@ class Content:
 def _answer_lines(of: Comparison, answer: Answer) -> list[tuple[str, str]]:
     """Each line of an answer with what it is."""
     lines = [(answer.word, _subject(of)), ("because", answer.because), *(("but", but) for but in answer.but)]
+    if "flips" in answer.data:
+        lines.append(("flips", answer.data["flips"]["says"]))
     seconds = answer.data["next_s"]
     return [*lines, ("next", answer.next), *([("", f"takes about {in_minutes(seconds)}")] if seconds else [])]
 

@@ -200,7 +200,42 @@ def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
     assert 30 * endless + 1 < ends < 30 * endless + 3
     assert simulate(replace(job, round_steps=100_000)).step_s == pytest.approx(endless, rel=0.03)
     # Without leases all wait for the slower of the two, whose shares are half of all.
-    assert simulate(replace(job, round_steps=30, leased=False)).step_s == pytest.approx(1.1, rel=0.1)
+    assert simulate(replace(job, round_steps=30, shares="equal")).step_s == pytest.approx(1.1, rel=0.1)
+
+
+def test_local_steps_share_the_cost_of_an_exchange():
+    """Of eight steps one sends: what is beyond computing is an eighth, and so are the bytes."""
+    for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2), ("ps-async", 2)):
+        often, seldom = (simulate(scenario(mode, 4, servers, wait_for="step", local_steps=h)) for h in (1, 8))
+        assert seldom.step_s == pytest.approx(0.3 + (often.step_s - 0.3) / 8, rel=0.12), mode
+        assert seldom.bytes_sent == often.bytes_sent / 8
+
+
+def test_layers_that_wait_for_themselves_hide_more_of_a_ring_than_a_step_that_waits_for_all():
+    job = scenario("allreduce", 4, computing=2.0, bandwidth_gbit=5)
+    whole, layer = (simulate(replace(job, wait_for=what)) for what in ("step", "layer"))
+    assert layer.exposed_comm_s < whole.exposed_comm_s / 2
+
+
+def test_a_sharded_ring_takes_each_part_of_the_optimizer_once():
+    ring, sharded = (
+        scenario(mode, 4, bandwidth_gbit=1e6, optimizer_s_per_mb=1e-3) for mode in ("allreduce", "sharded")
+    )
+    assert simulate(ring).step_s == pytest.approx(0.3 + 0.553, rel=0.05)
+    assert simulate(sharded).step_s == pytest.approx(0.3 + 0.553 / 4, rel=0.3)
+    slow = [replace(job, bandwidth_gbit=0.1, optimizer_s_per_mb=0) for job in (ring, sharded)]
+    assert simulate(slow[1]).step_s == pytest.approx(simulate(slow[0]).step_s, rel=0.02)
+
+
+def test_measured_shares_have_all_workers_ready_at_once():
+    job = scenario("allreduce", 4, slow=Slow({1: 4.0}), bandwidth_gbit=1e7, latency_s=0.0)
+    assert simulate(replace(job, shares="measured")).step_s == pytest.approx(0.3 * 4 / 3.25, rel=0.02)
+
+
+def test_a_worker_that_has_the_server_to_itself_does_most():
+    lone = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=0.1))
+    assert lone.busiest_share > 0.9
+    assert simulate(scenario("ps-sync", 2, 1)).busiest_share == 0.5
 
 
 def test_what_a_step_exposes_is_a_part_of_it():

@@ -1,0 +1,146 @@
+"""Where the answer of a comparison flips: on other networks, with more workers, slow ones, larger batches, local steps.
+
+From the comparison's own runs, in a second or two: no layer is measured here, so that a model is taken to be of equal
+layers, and what nobody measured is a guess with a wide range. An answer is only named where that leaves it sure.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, median_low
+from typing import Any
+
+from hvdtrain import modes
+from hvdtrain.errors import UsageError
+from hvdtrain.planning import best
+from hvdtrain.planning.calibrate import UNKNOWN
+from hvdtrain.planning.calibration import MODEL_ERROR, TRANSPORTS, Calibration, LayerCost, Quantity
+from hvdtrain.planning.check import LOCAL_GBIT, measured_step_s, question
+from hvdtrain.planning.from_runs import from_runs, scenario_of
+from hvdtrain.planning.layout import ROUGH
+from hvdtrain.planning.scenario import Scenario, Slow
+from hvdtrain.planning.show import ANSWERS, Row, answer, map_table, rate
+from hvdtrain.planning.simulate import simulate
+from hvdtrain.report.table import Table
+from hvdtrain.runs.fields import field_value
+from hvdtrain.runs.read import Kind, Run
+
+LAYERS = 6
+OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)  # where no run of one process tells
+SURE = 0.9
+BANDWIDTHS, WORKERS = (0.1, 1.0, 10.0), (2, 4, 16)
+USUAL_GBIT = 1.0  # of what is asked about where all ran on one host
+SLOW, BATCHES, LOCAL_STEPS = (1.5, 3.0), (8,), (8, 64)
+MOST_WORKERS, MOST_S, MOST_MB = 64, 1e4, 1e5  # of runs: no more is asked about
+
+
+def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
+    """Of verdict.json: `says`, a sentence, and the `map`, as `hvdtrain plan predict` has it, with the `measured` place.
+
+    Args:
+        runs: of a comparison; word: its answer.
+    """
+    try:
+        chosen = _middle_ones(runs)
+        made, asked = _calibrated(chosen)
+        names = [kind.mode for kind in chosen if kind.is_distributed]
+        return _where(made, asked, names) | {"measured": {"workers": asked.workers, "answer": word}}
+    except (UsageError, ValueError, ArithmeticError) as error:
+        return {"says": f"not foretold: {str(error).rpartition(': ')[2]}", "map": []}
+
+
+def table(found: dict[str, Any]) -> Table | None:
+    """The map, and what was measured."""
+    if not found["map"]:
+        return None
+    shown, measured = map_table(found["map"]), found["measured"]
+    title = f"Where it flips; measured with {measured['workers']} workers: {measured['answer']}"
+    return replace(shown, title=title)
+
+
+def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:
+    """Of each kind, the run of middle speed."""
+    by_kind: dict[Kind, list[tuple[float, str, Run]]] = {}
+    for run in runs:
+        if run.is_finished and run.kind.family and run.summary.samples_per_s:
+            by_kind.setdefault(run.kind, []).append((run.summary.samples_per_s, run.name, run))
+    chosen = {kind: median_low(sorted(of, key=lambda one: one[:2]))[2] for kind, of in by_kind.items()}
+    distributed = [run for kind, run in chosen.items() if kind.is_distributed]
+    if not distributed:
+        raise UsageError("nothing here is distributed")
+    if slow := next((run for run in distributed if field_value(run, "slow.asked") != "none"), None):
+        raise UsageError(f"{slow.name} was run with --slow {field_value(slow, 'slow.asked')}")
+    if max(run.kind.workers for run in distributed) > MOST_WORKERS:
+        raise UsageError(f"there are more than {MOST_WORKERS} workers")
+    return chosen
+
+
+def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
+    """What the runs say of costs, and the largest cluster that they had."""
+    kind, run = max(chosen.items(), key=lambda one: (one[0].family == modes.RING, one[0].workers))
+    manifest, seconds = run.manifest, run.summary.step_seconds
+    megabytes = 4e-6 * (manifest.trained_parameters or manifest.parameters or 0)
+    forward, backward, other = (seconds.get(name, 0.0) for name in ("forward", "backward", "data"))
+    if not (0 < forward + backward < MOST_S and 0 < megabytes < MOST_MB and other < MOST_S and manifest.global_batch):
+        raise UsageError(f"{run.name} does not say what a step computes")
+    layer = LayerCost(
+        "part", megabytes / LAYERS, _within(1e3 * forward / LAYERS), _within(1e3 * backward / LAYERS)
+    )  # fmt: skip
+    made = Calibration(
+        {"name": manifest.model or ""}, max(1, manifest.global_batch // kind.workers), (layer,) * LAYERS,
+        _within(1e3 * other), OPTIMIZER_MS_PER_MB, dict.fromkeys(TRANSPORTS, UNKNOWN),
+        threads_per_worker=manifest.threads_per_worker or 1,
+        device="cuda" if (manifest.device or "").startswith("cuda") else "cpu", most_workers=kind.workers,
+    )  # fmt: skip
+    is_local = len(manifest.hosts) <= 1
+    used = [one for one in chosen.values() if not is_local or one.kind.family == modes.ONE_MACHINE]
+    made = from_runs(made, used, None)
+    distributed = [one for of, one in chosen.items() if of.is_distributed]
+    missed = [math.log(simulate(scenario_of(made, one)).step_s / measured_step_s(one)) for one in distributed]
+    made = replace(made, model_error=min(1.0, max(MODEL_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
+    _, asked = question(made, run, None)
+    gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
+    per_host = 1 if is_local else asked.workers_per_host
+    return made, Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
+
+
+def _within(value: float) -> Quantity:
+    """A figure of one run."""
+    return Quantity(value, 0.9 * value, 1.1 * value)
+
+
+def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str, Any]:
+    """The map, and what turns the answer at the measured place of it."""
+
+    def place(made: Calibration = made, n: int = asked.workers, **changed: Any) -> Row:
+        job, hosts = replace(asked, **changed), -(-n // asked.workers_per_host)
+        return best.cell(made, job, best.candidates(made, job, names, hosts), hosts, "hosts", detail=ROUGH)
+
+    rates, sizes = sorted({*BANDWIDTHS, asked.bandwidth_gbit}), sorted({*WORKERS, asked.workers})
+    map_ = [place(n=n, bandwidth_gbit=gbit) for n in sizes if n > asked.workers_per_host for gbit in rates]
+    here = place()
+    first, gbit, n = _answer(here), asked.bandwidth_gbit, here["workers"]
+    tried = {
+        "at": [(f"at {rate(of['bandwidth_gbit'])}", of) for of in map_ if of["workers"] == n],
+        "on": [(f"on {of['hosts']} machines", of) for of in map_ if of["workers"] > n and of["bandwidth_gbit"] == gbit],
+        "slow": [(f"where a worker is {times:g} times slower", place(slow=Slow({1: times}))) for times in SLOW],
+        "batch": [
+            (f"with a batch of {n * batch:,}", place(made.with_batch(batch)))
+            for batch in (made.batch_per_worker * times for times in BATCHES)
+        ],
+        "H": [(f"with {steps} local steps", place(local_steps=steps)) for steps in LOCAL_STEPS],
+    }
+    told: dict[tuple[str, str], str] = {}
+    for kind, (where, of) in ((kind, one) for kind, ones in tried.items() for one in ones):
+        if _answer(of) not in (first, ""):
+            told.setdefault((kind, _answer(of)), f"{_answer(of)} {where}")
+    sure = f"{first} (P {max(here[key] for key in ANSWERS):.2f})" if first else f"not sure ({answer(here)})"
+    turns = "; ".join(told.values()) or "nothing that was tried turns that surely"
+    if made.model_error > 2 * MODEL_ERROR:
+        turns += f" (the model misses these runs by {made.model_error:.0%})"
+    return {"says": f"on {here['hosts']} machines at {rate(gbit)} {sure}; {turns}", "map": map_, "here": here}
+
+
+def _answer(place: dict[str, Any]) -> str:
+    """The sure one, or empty."""
+    return next((name for key, name in ANSWERS.items() if place[key] >= SURE), "")
