@@ -55,8 +55,8 @@ def test_slower_networks_turn_an_answer_to_one_machine(tmp_path):
 
 def test_runs_that_the_model_misses_leave_less_sure_and_are_told(tmp_path):
     """On one host messages cost what they do there, of which a guess is made: 25 times the weights in the same time."""
-    far = comparison(tmp_path, hosts=1, parameters=62_500_000)
-    assert "(the model misses these runs by 100%)" in flips(find_runs([far]), "RING")["says"]
+    far = comparison(tmp_path, hosts=1, parameters=250_000_000)
+    assert "(the model misses these runs by " in flips(find_runs([far]), "RING")["says"]
 
 
 def test_what_cannot_be_foretold_says_why(tmp_path):
