@@ -60,6 +60,9 @@ class Quantity:
         cut = len(ordered) // 20
         return cls(statistics.median(ordered), ordered[cut], ordered[-1 - cut])
 
+    def give_or_take(self, factor: float) -> "Quantity":
+        return Quantity(self.value, self.low / factor, self.high * factor)
+
     def times(self, factor: float) -> "Quantity":
         return Quantity(self.value * factor, self.low * factor, self.high * factor)
 

@@ -149,6 +149,36 @@ def predict(
 
 
 @plan.command()
+@click.argument("calibration", type=FILE)
+@click.option("--workers", "-n", type=Counts(), default="4", show_default=True, help="`2,8` or `1-1024`.")
+@click.option("--servers", "-s", type=Counts(equal=True), default="equal", show_default=True, help="On workers' hosts.")
+@click.option("--modes", "names", type=Several(click.Choice(MODES)), default="allreduce,ps-sync", show_default=True)
+@click.option("--local-steps", type=Counts(), default="1,16", show_default=True, help="From an exchange to the next.")
+@click.option(
+    "--efficiency", type=click.FloatRange(0, 1, True, True), default=0.8, show_default=True,
+    help="What workers are to do of what as many would that never wait.",
+)  # fmt: skip
+@click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
+def needs(
+    calibration: Path, workers: list[Any], servers: list[Any], names: list[str], local_steps: list[Any],
+    efficiency: float, file: Path | None,
+) -> None:  # fmt: skip
+    """The bandwidth that each mode needs, and with local steps.
+
+    \b
+    hvdtrain plan needs cal.json --workers 4 --efficiency 0.8
+    """
+    from hvdtrain.planning import needs as needed
+    from hvdtrain.planning import predict, show
+
+    jobs = predict.scenarios(Scenario(MODES[0], placement="shared"), names, workers, servers, [1.0], local_steps)
+    rows = needed.needs(load(calibration), jobs, efficiency)
+    if file:
+        _write(file, {"rows": rows})
+    show.needs(rows)
+
+
+@plan.command()
 @click.argument("case", type=FILE)
 @click.option("--json", "file", type=NEW_FILE, help="Write the cells to this file.")
 def case(case: Path, file: Path | None) -> None:

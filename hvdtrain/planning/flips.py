@@ -28,6 +28,7 @@ from hvdtrain.runs.read import Kind, Run
 LAYERS = 6
 OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)  # where no run of one process tells
 SURE = 0.9
+ONE_RUN = 1.1  # what a figure of one may be off by
 BANDWIDTHS, WORKERS = (0.1, 1.0, 10.0), (2, 4, 16)
 USUAL_GBIT = 1.0  # of what is asked about where all ran on one host
 SLOW, BATCHES, LOCAL_STEPS = (1.5, 3.0), (8,), (8, 64)
@@ -46,7 +47,7 @@ def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
         names = [kind.mode for kind in chosen if kind.is_distributed]
         return _where(made, asked, names) | {"measured": {"workers": asked.workers, "answer": word}}
     except (UsageError, ValueError, ArithmeticError) as error:
-        return {"says": f"not foretold: {str(error).rpartition(': ')[2]}", "map": []}
+        return {"says": f"not foretold: {error}", "map": []}
 
 
 def table(found: dict[str, Any]) -> Table | None:
@@ -83,12 +84,13 @@ def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
     forward, backward, other = (seconds.get(name, 0.0) for name in ("forward", "backward", "data"))
     if not (0 < forward + backward < MOST_S and 0 < megabytes < MOST_MB and other < MOST_S and manifest.global_batch):
         raise UsageError(f"{run.name} does not say what a step computes")
-    layer = LayerCost(
-        "part", megabytes / LAYERS, _within(1e3 * forward / LAYERS), _within(1e3 * backward / LAYERS)
-    )  # fmt: skip
+    forward_ms, backward_ms, other_ms = (
+        Quantity.exactly(1e3 * figure).give_or_take(ONE_RUN) for figure in (forward / LAYERS, backward / LAYERS, other)
+    )
+    layer = LayerCost("part", megabytes / LAYERS, forward_ms, backward_ms)
     made = Calibration(
         {"name": manifest.model or ""}, max(1, manifest.global_batch // kind.workers), (layer,) * LAYERS,
-        _within(1e3 * other), OPTIMIZER_MS_PER_MB, dict.fromkeys(TRANSPORTS, UNKNOWN),
+        other_ms, OPTIMIZER_MS_PER_MB, dict.fromkeys(TRANSPORTS, UNKNOWN),
         threads_per_worker=manifest.threads_per_worker or 1,
         device="cuda" if (manifest.device or "").startswith("cuda") else "cpu", most_workers=kind.workers,
     )  # fmt: skip
@@ -102,11 +104,6 @@ def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
     gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
     per_host = 1 if is_local else asked.workers_per_host
     return made, Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
-
-
-def _within(value: float) -> Quantity:
-    """A figure of one run."""
-    return Quantity(value, 0.9 * value, 1.1 * value)
 
 
 def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str, Any]:

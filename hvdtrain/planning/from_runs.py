@@ -54,7 +54,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         made = made.slower(statistics.median(machines[0]))
     if machines[1]:
         speedup = made.of_machine(1).value / _said(machines[1]).value
-        made = replace(made, machine_speedup=Quantity(speedup, speedup / SPREAD, speedup * SPREAD))
+        made = replace(made, machine_speedup=Quantity.exactly(speedup).give_or_take(SPREAD))
     for kind in [kind for kind in TRANSPORTS if kind in by_kind]:
         # MPI's processes spin while they wait for the wire: what they took is not their messages'.
         waiting = [run for run in by_kind[kind] if run.manifest.backend != "horovod-mpi"]

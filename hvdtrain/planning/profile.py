@@ -19,6 +19,7 @@ from hvdtrain.numerics.compression import Compressor
 from hvdtrain.numerics.optimizers import make_optimizer
 from hvdtrain.planning.calibration import LayerCost, Quantity
 from hvdtrain.rank.work import initial_model, trial_inputs
+from hvdtrain.system.cgroups import usable_cores
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
 VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
@@ -105,7 +106,21 @@ def profile(config: RunConfig, batch: int, data: ImageFolder, side: int, budget_
     return {
         "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([1e3 * seconds for seconds in fixed]),
         "step_jitter": round((third - first) / 1.349, 4), "batch_fixed_share": round(fixed_share, 4),
+        "machine_speedup": _of_all_cores(model, samples[:measured]),
     }  # fmt: skip
+
+
+def _of_all_cores(model: nn.Module, samples: torch.Tensor) -> Quantity:
+    """How many times as fast all cores compute as one thread, by wall time: the best of two steps of each."""
+    cores = max(1, round(usable_cores()))
+    seconds: dict[int, float] = {1: math.inf, cores: math.inf}
+    for threads in (1, cores) * 2:
+        torch.set_num_threads(threads)
+        began = time.perf_counter()
+        model(samples).sum().backward()
+        seconds[threads] = min(seconds[threads], time.perf_counter() - began)
+    torch.set_num_threads(1)
+    return Quantity.exactly(max(1.0, seconds[1] / seconds[cores])).give_or_take(1.15)
 
 
 def _steps(model: nn.Module, stamps: _Stamps, samples: torch.Tensor, deadline: float) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 from hvdtrain.console import Console
 from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.best import LONE
+from hvdtrain.planning.needs import MOST_GBIT
 from hvdtrain.report.table import Table, rich_table, words_table
 
 Row = dict[str, Any]
@@ -82,6 +83,21 @@ def map_table(places: Sequence[Row]) -> Table:
     headings = ["workers", "machines", *(["H"] if several else []), *map(rate, bandwidths)]
     rows = [[*key[: 2 + several], *map(line.get, bandwidths)] for key, line in sorted(lines.items())]
     return words_table(MAP, headings, [[str(cell or "") for cell in row] for row in rows])
+
+
+def needs(rows: Sequence[Row]) -> None:
+    """What bandwidth is needed, and what is in nine of ten cases."""
+    _print(("mode", "workers", "servers", "H", "needs", "to be sure", "at most"), (
+        (
+            row["mode"], row["workers"], row["servers"], row["local_steps"],
+            *(
+                rate(float(f"{gbit:.2g}")) if gbit < MOST_GBIT else "none is enough"
+                for gbit in (row["bandwidth_gbit"], row["sure_gbit"])
+            ),
+            f"{row['most']:.0%}",
+        )
+        for row in rows
+    ), f"The bandwidth for {rows[0]['efficiency']:.0%} of what workers do that never wait")  # fmt: skip
 
 
 def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:

@@ -1,0 +1,89 @@
+"""Where the answer of a comparison flips, and what bandwidth a job needs: arithmetic on run folders."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from helpers import report_runs
+from planning.test_calibration import ANY, make
+
+from hvdtrain.comparing.reporting import report
+from hvdtrain.planning import predict
+from hvdtrain.planning.flips import flips
+from hvdtrain.planning.needs import MOST_GBIT, needs
+from hvdtrain.runs.read import find_runs
+
+CHANCES = ("p_ring", "p_servers", "p_one_machine")
+
+
+def comparison(root, hosts=2, repeats=(1, 2), **changed):
+    """Two workers on as many hosts at 1 Gbit/s, whose model has 10 MB; a ring is the fastest."""
+    names = [f"host{n}" for n in range(hosts)]
+    pairs = [{"from": a, "to": b, "gbit_s": 1.0} for a in names for b in names if a != b]
+    for mode, servers, speed in (("single", 0, 60.0), ("allreduce", 0, 100.0), ("ps-sync", 1, 70.0)):
+        workers = 1 if mode == "single" else 2
+        ranks = [[n for n in range(servers + workers) if max(0, n - servers) % hosts == at] for at in range(hosts)]
+        of = {name: {"ranks": on, "cores": 2, "cores_usable": 2} for name, on in zip(names, ranks, strict=True) if on}
+        network = {"pairs": pairs if hosts > 1 else []}
+        change = {"parameters": 2_500_000, "hosts": of, "network": network} | (changed if workers > 1 else {})
+        for repeat in repeats:
+            report_runs.write(root / "runs", mode, workers, servers, repeat, speed=speed + repeat, change=change)
+    return root
+
+
+def test_a_report_ends_with_where_the_answer_flips(tmp_path):
+    """On a screen, in verdict.json, and as a map with what was measured in the pages."""
+    root, out = comparison(tmp_path / "compared"), tmp_path / "out"
+    done = CliRunner().invoke(report, [str(root), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    [said] = [line for line in lines if line.startswith("flips ")]
+    assert "on 2 machines at 1 Gbit/s" in said
+    found = json.loads((out / "verdict.json").read_text())["flips"]
+    assert found["says"].split()[0] in said and found["measured"] == {"workers": 2, "answer": "NOT YET KNOWN"}
+    assert {(place["workers"], place["bandwidth_gbit"]) for place in found["map"]} >= {(2, 1.0), (2, 0.1), (16, 10.0)}
+    assert all(sum(place[name] for name in CHANCES) == pytest.approx(1) for place in found["map"])
+    for name in ("report.md", "report.html"):
+        assert "Where it flips; measured with 2 workers" in (out / name).read_text()
+
+
+def test_slower_networks_turn_an_answer_to_one_machine(tmp_path):
+    places = flips(find_runs([comparison(tmp_path)]), "RING")["map"]
+    alone = {(place["workers"], place["bandwidth_gbit"]): place["p_one_machine"] for place in places}
+    assert alone[2, 0.1] > alone[2, 1.0] > alone[16, 10.0]
+
+
+def test_runs_that_the_model_misses_leave_less_sure_and_are_told(tmp_path):
+    """On one host messages cost what they do there, of which a guess is made: 25 times the weights in the same time."""
+    far = comparison(tmp_path, hosts=1, parameters=250_000_000)
+    assert "(the model misses these runs by " in flips(find_runs([far]), "RING")["says"]
+
+
+def test_what_cannot_be_foretold_says_why(tmp_path):
+    slow = comparison(tmp_path / "slow", repeats=(1,), slow={"asked": "1:4x", "achieved": {}})
+    found = flips(find_runs([slow]), "RING")
+    assert found == {"says": "not foretold: allreduce-w2-s0-r1 was run with --slow 1:4x", "map": []}
+    report_runs.write(tmp_path / "alone", "single")
+    assert flips(find_runs([tmp_path / "alone"]), "UNKNOWN")["says"] == "not foretold: nothing here is distributed"
+
+
+def needed(made, **options):
+    jobs = predict.scenarios(ANY, ["allreduce", "ps-sync"], [4], ["equal"], [1.0], [1, 16])
+    return {(row["mode"], row["local_steps"]): row for row in needs(made, jobs, **options)}
+
+
+def test_with_the_bandwidth_it_needs_a_job_is_as_efficient_as_asked():
+    found = needed(make(), efficiency=0.6)
+    for (mode, steps), row in found.items():
+        asked = predict.scenarios(ANY, [mode], [4], ["equal"], [row["bandwidth_gbit"]], [steps])
+        step_s = predict.simulate(make().scenario(asked[0])).step_s
+        alone_s = predict.simulate(make().scenario(ANY)).step_s
+        assert alone_s / step_s == pytest.approx(0.6, rel=0.05)
+        assert row["bandwidth_gbit"] < row["sure_gbit"]
+    assert found["allreduce", 16]["bandwidth_gbit"] < found["allreduce", 1]["bandwidth_gbit"] / 6
+
+
+def test_where_messages_cost_too_much_no_bandwidth_is_enough():
+    found = needed(make(cores_per_host=0.2), efficiency=0.99)
+    assert found["allreduce", 1]["bandwidth_gbit"] == MOST_GBIT
+    assert found["allreduce", 1]["most"] < 0.99
