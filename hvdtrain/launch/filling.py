@@ -1,7 +1,7 @@
 """Fills a recipe's templates with the values of a job: the words of a command, a shell script, or data to be dumped.
 
-A placeholder is `{name}`, or `{name:number}` for a number in data; `${NAME}` is the shell's, and YARN's. What is missing
-is an empty string.
+A placeholder is `{name}`, or `{name:number}` for a number in data; `${NAME}` is the shell's, and YARN's. What is
+missing is an empty string.
 """
 
 import json
