@@ -1,5 +1,6 @@
 """Ranks meet before they prepare: limits on waits count what they are for, not how long one looks at its images."""
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -13,6 +14,7 @@ from hvdtrain.world.place import World
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+MEETING_S = "HVDTRAIN_MEETING_S"  # where ranks may start minutes apart
 BEAT_S = 1.0  # how often a rank that prepares says that it is there
 ENDS_S = 2.0  # within which a starter ends the job of a rank that has failed, which has said why
 
@@ -26,7 +28,8 @@ class Meeting:
         store: which they go on with.
 
     Args:
-        timeout: seconds within which all come, and after which one that is silent is lost.
+        timeout: seconds after which a rank that is silent is lost; within as many, or MEETING_S of the environment, all
+            come.
 
     Raises:
         Failure: not all came.
@@ -34,15 +37,16 @@ class Meeting:
 
     def __init__(self, world: World, timeout: float) -> None:
         self.world, self.timeout = world, timeout
+        within = max(timeout, float(os.environ.get(MEETING_S, 0)))
         self._every = min(BEAT_S, timeout / 4)
         self._is_ready = threading.Event()
         try:
-            self.store: Store = open_store(world, timeout)
+            self.store: Store = open_store(world, within)
             self._beat(0)
-            self.store.wait([_alive(rank) for rank in range(world.size)], timedelta(seconds=timeout))
+            self.store.wait([_alive(rank) for rank in range(world.size)], timedelta(seconds=within))
         except RuntimeError:
             raise Failure(
-                f"rank {world.rank} did not find all {world.size} ranks within {timeout:g} s (see --timeout)"
+                f"rank {world.rank} did not find all {world.size} ranks within {within:g} s (see --timeout)"
             ) from None
         threading.Thread(target=self._go_on_beating, daemon=True, name="beats").start()
 

@@ -1,6 +1,7 @@
 """Fills a recipe's templates with the values of a job: the words of a command, a shell script, or data to be dumped.
 
-A placeholder is `{name}`; `${NAME}` is the shell's, and YARN's. What is missing is an empty string.
+A placeholder is `{name}`, or `{name:number}` for a number in data; `${NAME}` is the shell's, and YARN's. What is
+missing is an empty string.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 from hvdtrain.errors import UsageError
 
 Value = str | int | list[str]
-_PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)(:number)?\}")
 # What a value in a line such as `#SBATCH …` must do without: each scheduler reads these in its own way.
 _SPECIAL = re.compile(r"[\n\"'\\$`]")
 
@@ -51,18 +52,18 @@ class Filler:
     def resource(self, template: Any) -> str:
         """Data for a file, as JSON, which YAML has in it.
 
-        A text that is one placeholder becomes its value: a number, or a list; within a list it stays a text. What lacks
-        a value is left out: an entry of a table or list, and in a list of tables the whole table.
+        A text that is one placeholder becomes its value: a text, a list, or with `:number` a number. What lacks a value
+        is left out: an entry of a table or list, and in a list of tables the whole table.
         """
         return json.dumps(self._data(template), indent=2) + "\n"
 
     def _data(self, template: Any) -> Any:
         if isinstance(template, str):
             match = _PLACEHOLDER.fullmatch(template)
-            return self._value(match) if match else self._text(template)
+            value = self._value(match) if match else ""
+            return value if match and (match[2] or isinstance(value, list)) else self._text(template)
         if isinstance(template, list):
-            filled = [self._data(inner) for inner in template if not self._lacks(inner)]
-            return [str(value) if isinstance(value, int) else value for value in filled]
+            return [self._data(inner) for inner in template if not self._lacks(inner)]
         if isinstance(template, dict):
             return {key: self._data(inner) for key, inner in template.items() if not self._lacks([inner])}
         return template
@@ -71,7 +72,7 @@ class Filler:
         """Whether a value is missing in a text, or in one that stands directly in a list or table."""
         parts = list(template.values()) if isinstance(template, dict) else template
         texts = [part for part in (parts if isinstance(parts, list) else [parts]) if isinstance(part, str)]
-        return any(self.values.get(name) == "" for text in texts for name in _PLACEHOLDER.findall(text))
+        return any(self.values.get(name) == "" for text in texts for name, _ in _PLACEHOLDER.findall(text))
 
     def _value(self, match: re.Match[str]) -> Value:
         if match[1] not in self.values:

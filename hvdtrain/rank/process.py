@@ -24,6 +24,7 @@ from hvdtrain.runs.folder import (
     last_saved_step,
     wait_for_claim,
 )
+from hvdtrain.runs.launched import read_launched
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
 from hvdtrain.system.appending import NO_ROOM
 from hvdtrain.system.cgroups import usable_cores
@@ -49,7 +50,7 @@ def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
         UsageError: before anything was touched.
     """
     here = read_world()
-    end_with_starter(here.starter)
+    end_with_starter(here.starter, by_recipe=bool(read_launched()))
     try:
         world = read_world(check(config).servers)
         use_one_interface(world)

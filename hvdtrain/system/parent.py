@@ -23,13 +23,19 @@ def die_with_parent(how: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, how)
 
 
-def end_with_starter(name: str) -> None:
+def end_with_starter(name: str, by_recipe: bool = False) -> None:
     """From now on, end this process (exit code 143) within a few seconds of its starter's end, however that comes.
 
     Args:
         name: the starter's, as World has it. What was started by hand, over ssh perhaps, may outlive who did it.
+        by_recipe: a launcher's recipe had that started: a shell of its own, or an actor of Ray.
     """
-    if name not in _BY_HAND and (starter := _starter()):
+    starter = None
+    if by_recipe and name == "env":
+        starter = psutil.Process().parent()  # none of a container's first process
+    elif name not in _BY_HAND:
+        starter = _starter()
+    if starter:
         threading.Thread(target=_watch, args=(starter,), daemon=True, name="starter's end").start()
 
 

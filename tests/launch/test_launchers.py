@@ -145,7 +145,7 @@ def test_no_token_of_this_environment_reaches_a_command_line_of_another_host(out
 
 RESPAWN = "-n 2 -s 1 --respawn"
 REFUSED = [
-    ("--launcher nosuch -n 1", "unknown launcher 'nosuch': choose from kubernetes, local, mpi"),
+    ("--launcher nosuch -n 1", "unknown launcher 'nosuch': choose from jobset, kubernetes, local, mpi"),
     ("-n 1 --sync-dst-dir /x", "copies to hosts"),
     ("-n 3 -- --mode allreduce --batch-size 2", "a global batch of 2 leaves 1 of 3 workers"),
     ("-n 1 -s 1 -- --mode allreduce", "has no servers"),

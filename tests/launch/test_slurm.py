@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
@@ -117,8 +119,8 @@ def output(env, *words):
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=30).stdout.strip()
 
 
-def submit(env, out, workers, servers, *options, place=()):
-    words = [HVDTRAIN, "launch", "--launcher", "slurm", "-n", str(workers), "-s", str(servers), "--out", str(out)]
+def submit(env, out, workers, servers, *options, place=(), recipe="slurm"):
+    words = [HVDTRAIN, "launch", "--launcher", str(recipe), "-n", str(workers), "-s", str(servers), "--out", str(out)]
     words += place
     done = subprocess.run([*words, "--", *options, *TINY], **SETTINGS | {"env": env}, timeout=60, cwd=out.parent)
     assert done.returncode == 0, done.stdout
@@ -185,6 +187,24 @@ def test_a_batch_job_asks_for_what_ranks_need_and_they_have_all_of_it(slurm, tmp
     assert sorted(log.splitlines()) == [f"at {socket.gethostname()}: k3y 8 1200 2 {gpu}" for gpu in range(2)]
     limit = output(slurm, "scontrol", "show", "job", job)
     assert "TimeLimit=UNLIMITED" in limit, limit
+
+
+@one_cluster
+def test_the_recipe_of_a_site_runs(slurm, tmp_path):
+    """The one that launchers/README.md shows, with what stands for its modules and its containers."""
+    readme = (Path(recipes.launcher("slurm").file).parent / "README.md").read_text()
+    [text] = re.findall(r"^```toml\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (site := tmp_path / "site.toml").write_text(text)
+    (container := tmp_path / "bin" / "apptainer").parent.mkdir()
+    container.write_text('#!/bin/sh\necho "$1 in $4 with $MODULES"; shift 4; exec "$@"\n')
+    container.chmod(0o755)
+    env = slurm | {"PATH": f"{container.parent}:{slurm['PATH']}", "BASH_FUNC_module%%": "() { export MODULES=$2; }"}
+    job = submit(env, tmp_path / "run", 2, 0, "--mode", "ddp", "--steps", "2", recipe=site)
+    until(lambda: not output(slurm, "squeue", "-h", "-j", job), 100)
+    log = (tmp_path / "run.launch" / f"slurm-{job}.log").read_text()
+    assert log.count("exec in images/hvdtrain.sif with openmpi") == 2 and (tmp_path / "run" / "summary.json").exists()
+    launched = json.loads((tmp_path / "run" / "manifest.json").read_text())["launch"]
+    assert (launched["launcher"], launched["recipe"]) == ("site.toml", recipes.launcher(str(site)).digest)
 
 
 @pytest.mark.xdist_group("testbed")

@@ -87,9 +87,7 @@ def test_a_run_that_was_asked_to_leave_says_so_and_one_that_failed_names_the_ran
 def test_a_record_of_an_unknown_launcher_is_named(run):
     log_file(run).parent.mkdir()
     log_file(run).with_name("running.json").write_text('{"launcher": "mine", "job": "1"}')
-    with pytest.raises(
-        UsageError, match=r"unknown launcher in .*\.launch/running\.json: 'mine': choose from kubernetes"
-    ):
+    with pytest.raises(UsageError, match=r"unknown launcher in .*\.launch/running\.json: 'mine': choose from jobset"):
         lines(run)
 
 

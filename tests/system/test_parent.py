@@ -15,7 +15,7 @@ rank = '''
 import sys, time
 from hvdtrain.system import parent
 parent._EVERY_S = 0.05
-parent.end_with_starter(sys.argv[1])
+parent.end_with_starter(sys.argv[1].removesuffix("-by-recipe"), by_recipe="-" in sys.argv[1])
 print("begun", flush=True)
 time.sleep(1)
 print("lives")
@@ -26,7 +26,9 @@ subprocess.Popen(["cat"], stdin=rank.stdout)
 """
 
 
-@pytest.mark.parametrize(("starter", "lives"), [("env", True), ("alone", True), ("horovodrun", False)])
+@pytest.mark.parametrize(
+    ("starter", "lives"), [("env", True), ("alone", True), ("horovodrun", False), ("env-by-recipe", False)]
+)
 def test_a_rank_that_was_started_by_hand_lives_on_after_logout(starter, lives):
     words = [sys.executable, "-c", SSHD, starter]
     done = subprocess.run(words, capture_output=True, text=True, timeout=40, env=os.environ, start_new_session=True)
