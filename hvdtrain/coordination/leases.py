@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from hvdtrain.errors import Failure
 from hvdtrain.numerics.split import samples_of_share
-from hvdtrain.wire.messages import GIVEN_UP, Outcome
+from hvdtrain.wire.messages import Outcome, refuse_if
 
 
 @dataclass(eq=False)
@@ -50,7 +49,7 @@ class Leases:
         Raises:
             Failure: the worker had been given up.
         """
-        self._refuse_lost(worker)
+        refuse_if(worker in self.lost)
         replies, lines, _ = self.finished(worker, step - 2)
         if begin != self.begin:
             self.begin, self.end = begin, end
@@ -65,7 +64,7 @@ class Leases:
         Raises:
             Failure: the worker had been given up.
         """
-        self._refuse_lost(worker)
+        refuse_if(worker in self.lost)
         self.waiting = [*(waiting for waiting in self.waiting if waiting[0] != worker), (worker, step)]
         return self.finished(worker, step - 1)._replace(asked=worker)
 
@@ -118,10 +117,6 @@ class Leases:
         """In `next`, from where the worker gets a share; None where none is left for it."""
         slots = [worker, *sorted(self.lost)] if self.fixed else [0]
         return next((slot for slot in slots if self.next[slot] < self.end), None)
-
-    def _refuse_lost(self, worker: int) -> None:
-        if worker in self.lost:
-            raise Failure(GIVEN_UP)
 
     def _give(self, worker: int, step: int, lines: list[tuple[int, int, int]]) -> int | None:
         if given := [share for share, lease in self.open.items() if lease == (worker, step)]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvdtrain.errors import Failure
-from hvdtrain.wire.messages import GIVEN_UP, Outcome, at_once
+from hvdtrain.wire.messages import Outcome, at_once, refuse_if
 
 
 class JoinPoint(NamedTuple):
@@ -79,7 +79,7 @@ class Roster:
         Raises:
             Failure: the worker had been given up.
         """
-        self._refuse_lost(worker)
+        refuse_if(worker not in self.present)
         self.sums.pop(number - 4, None)  # all have it: each comes to a sum when it is through the last but one
         if number in self.sums:
             return Outcome({(number, worker): self.sums[number]}, asked=(number, worker))
@@ -95,7 +95,7 @@ class Roster:
         Raises:
             Failure: the worker had been given up: it would wait for others without end.
         """
-        self._refuse_lost(worker)
+        refuse_if(worker not in self.present)
         return at_once(sorted(self.present - set(self.summands[number])) if number in self.summands else [])
 
     def open_for_joining(self, sums: int, state: Any, now: float) -> Outcome:
@@ -119,8 +119,7 @@ class Roster:
 
     def admit(self, worker: int) -> Outcome:
         """A worker is there. Failure if it is lost already."""
-        if worker in self.lost:
-            raise Failure(GIVEN_UP)
+        refuse_if(worker in self.lost)
         self.present.add(worker)
         return Outcome()
 
@@ -184,10 +183,6 @@ class Roster:
             self.present.add(self.next)
             self.next += 1
         return replies
-
-    def _refuse_lost(self, worker: int) -> None:
-        if worker not in self.present:
-            raise Failure(GIVEN_UP)
 
     def _finish(self, number: int) -> dict[Any, torch.Tensor]:
         """Do the sum, if it waits for nobody any more."""

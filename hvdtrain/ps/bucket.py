@@ -11,7 +11,7 @@ import torch
 
 from hvdtrain.errors import Failure
 from hvdtrain.numerics.optimizers import restore_state, state_of
-from hvdtrain.wire.messages import GIVEN_UP, Answer, Applied, Outcome, Push, at_once
+from hvdtrain.wire.messages import GIVEN_UP, Answer, Applied, Outcome, Push, at_once, refuse_if
 
 # A worker finishes the lease of a step while it is in the backward pass of the next: so many of its last pushes belong
 # to leases that are open.
@@ -221,7 +221,7 @@ class Bucket:
 
     def pull(self, worker: int) -> Outcome:
         """The weights as they are, for a worker that pushes nothing before it has them."""
-        self._refuse_lost(worker)
+        refuse_if(worker in self.gate.lost)
         self.gate.sent[worker] = self.shard.version
         return Outcome({worker: self.shard.answer(worker, current=True)}, asked=worker)
 
@@ -229,7 +229,7 @@ class Bucket:
         """The worker pushes nothing for now, after this step; replies go to workers that waited for it. The number is
         that of this call among those of the worker, from 1: one that comes again changes nothing; 0: it does not.
         """
-        self._refuse_lost(worker)
+        refuse_if(worker in self.gate.lost)
         if 0 < number <= self.gate.idled.get(worker, 0):
             return Outcome()
         self.gate.idled[worker] = number
@@ -244,7 +244,7 @@ class Bucket:
         """One more worker is there, whose next step comes after this one. Failure where it was lost meanwhile, or this
         mode lets nobody join.
         """
-        self._refuse_lost(worker)
+        refuse_if(worker in self.gate.lost)
         self.policy.join(worker, step)
         self.gate.last[worker] = step
         return Outcome()
@@ -297,7 +297,3 @@ class Bucket:
         if state := {n.removeprefix(_STATE): value for n, value in tensors.items() if n.startswith(_STATE)}:
             self.shard.optimizer.state[self.shard.weights] = state
         self.shard.predicted = tensors.get("predicted")
-
-    def _refuse_lost(self, worker: int) -> None:
-        if worker in self.gate.lost:
-            raise Failure(GIVEN_UP)

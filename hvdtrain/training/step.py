@@ -138,7 +138,10 @@ def backward(
         set_accumulating: called before each pass with whether another follows.
         between: called once, after the first forward and before its backward.
     """
-    torch.manual_seed(random_seed(config, share))
+    # Of nothing else: dropout differs between the shares of a batch, and is the same after a restart, and whichever
+    # worker trains on the share.
+    words = np.random.SeedSequence([config.seed, share.slot, share.step]).generate_state(2, np.uint32).tolist()
+    torch.manual_seed(words[0] << 32 | words[1])
     loss, correct = torch.zeros((), device=inputs.device), torch.zeros((), device=inputs.device)
     for number in range(config.accumulate):
         own = even_range(len(labels), number, config.accumulate)
@@ -159,14 +162,6 @@ def backward(
         if own:
             correct += (scores.argmax(1) == labels[taken]).sum()
     return loss, correct
-
-
-def random_seed(config: RunConfig, share: Share) -> int:
-    """The seed of the random numbers of a share, 64 bits. They depend on nothing else: dropout differs between the
-    shares of a batch, and is the same after a restart, and whichever worker trains on the share.
-    """
-    words = np.random.SeedSequence([config.seed, share.slot, share.step]).generate_state(2, np.uint32).tolist()
-    return words[0] << 32 | words[1]
 
 
 def digest(share: Share) -> int:

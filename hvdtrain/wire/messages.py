@@ -5,11 +5,18 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hvdtrain.errors import Failure
 from hvdtrain.numerics.split import step_of_share
 
 INLINE_BYTES = 16 * 2**10  # up to so many, a tensor travels in its message: beside it, it costs messages of its own
 CONNECTION_ENDED = "its connection ended"  # why a peer is lost
 GIVEN_UP = "this worker was silent for so long that the others went on without it (see --timeout)"
+
+
+def refuse_if(is_lost: bool) -> None:
+    """Failure for a worker that the others went on without."""
+    if is_lost:
+        raise Failure(GIVEN_UP)
 
 
 class Push(NamedTuple):

@@ -23,14 +23,13 @@ class HostLoad:
 
     def since(self) -> dict[str, Any]:
         """Since then: seconds that processors were busy and that a hypervisor stole, over all cores; and load averages
-        of a minute before and now, the frequency governor and the hottest core, where they can be read.
+        of a minute before and now.
         """
         busy, stolen = (now - then for now, then in zip(_read_ticks(), self._ticks, strict=True))
         return {
             "machine": boot_id(), "cores": os.cpu_count(), "seconds": time.perf_counter() - self._began,
             "busy_s": busy / _TICKS_PER_S, "stolen_s": stolen / _TICKS_PER_S,
             "load_before": round(self._load_before, 2), "load_after": round(os.getloadavg()[0], 2),
-            "governor": _governor(), "temperature_c": _temperature(),
         }  # fmt: skip
 
 
@@ -42,20 +41,6 @@ def _read_ticks() -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return user + nice + system + irq + soft_irq, steal
-
-
-def _governor() -> str | None:
-    """`performance`, `powersave` …; in a virtual machine mostly none."""
-    found = {path.read_text().strip() for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor")}
-    return ", ".join(sorted(found)) or None
-
-
-def _temperature() -> float | None:
-    import psutil
-
-    read: Mapping[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
-    hottest = [sensor.current for sensors in read.values() for sensor in sensors if sensor.current]
-    return max(hottest, default=None)
 
 
 def by_host(loads: Mapping[str, Mapping[str, Any]], spent: Mapping[str, float]) -> dict[str, dict[str, Any]]:
@@ -77,7 +62,7 @@ def by_host(loads: Mapping[str, Mapping[str, Any]], spent: Mapping[str, float]) 
             "cores": load["cores"],
             "others_cores": round(max(0.0, load["busy_s"] - own) / seconds, 3),
             "stolen_share": round(load["stolen_s"] / seconds / max(1, load["cores"]), 4),
-        } | {name: load[name] for name in ("load_before", "load_after", "governor", "temperature_c")}
+        } | {name: load[name] for name in ("load_before", "load_after")}
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hvdtrain.world.load import HostLoad, beside_others, by_host, spent_by_host
 
-READ = {"load_before": 0.1, "load_after": 2.0, "governor": "performance", "temperature_c": 61.0}
+READ = {"load_before": 0.1, "load_after": 2.0}
 
 
 def load(busy_s, machine="", stolen_s=0.0, cores=4):
