@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hvdtrain import modes
 from hvdtrain.planning.calibration import Calibration
-from hvdtrain.planning.layout import COARSE, FINE, Detail
+from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import DRAWS, Row, codec_of, label, row, speed
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 from hvdtrain.planning.simulate import simulate
@@ -16,6 +16,7 @@ from hvdtrain.planning.simulate import simulate
 COMPRESSIONS = ("fp16", "int8")  # tried beside none, where both sides can send it
 LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
 SHOWN = 8  # uses of some hosts
+PROMISING = 3  # of the fastest, simulated roughly
 HOPELESS = 4  # times as slow as another: how probably it is the fastest need not be drawn
 # Of the model's error, as a standard deviation: what a ring and servers share, and what each has for itself. Measured
 # steps were missed by 9.3 %, the ratio of servers to a ring by 8.1 % (README.md, "Checked on hosts of one machine").
@@ -75,7 +76,7 @@ def machine(asked: Scenario, workers: int) -> Scenario:
 
 
 def ranked(
-    calibration: Calibration, jobs: Sequence[Scenario], seed: int = 0, detail: Detail = COARSE
+    calibration: Calibration, jobs: Sequence[Scenario], seed: int, detail: Detail
 ) -> list[tuple[float, Scenario]]:  # fmt: skip
     """With their samples a second, the fastest first; 0 of those of which one worker does nearly all."""
     found = []
@@ -93,7 +94,10 @@ def cell(
     """A place of the map: the best of each side, and how probably each is the fastest of all."""
     workers = hosts * asked.workers_per_host
     of_sides = [*sides, [machine(asked, workers)]]
-    best = [ranked(calibration, of, seed, min(detail, COARSE))[:1] for of in of_sides]
+    best = []
+    for jobs in of_sides:
+        promising = [job for _, job in ranked(calibration, jobs, seed, ROUGH)[:PROMISING]]
+        best.append(ranked(calibration, promising, seed, min(detail, COARSE))[:1])
     least = max(samples for of in best for samples, _ in of) / HOPELESS
     rows: list[Row | None] = []
     for of in best:
@@ -151,7 +155,7 @@ def splits(
     best of each mode and compression, one machine. With them a place of the map.
     """
     sides = candidates(calibration, asked, names, hosts, price_host, price_server)
-    order = [job for _, job in ranked(calibration, list(itertools.chain(*sides)), seed)]
+    order = [job for _, job in ranked(calibration, list(itertools.chain(*sides)), seed, ROUGH)]
     of_kinds = {(job.mode, job.compression): job for job in reversed(order)}
     chosen = [job for job in order if job in order[:SHOWN] or job in of_kinds.values()]
     rows = []

@@ -142,7 +142,8 @@ def predict(
     if file:
         _write(file, found)
     if plot:
-        plots.save(plot, rows, found["map"])
+        shown = [[of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, found["map"])]
+        plots.save(plot, *shown)
     for line in _warnings(known, asked, rows):
         click.echo(line)
     return found

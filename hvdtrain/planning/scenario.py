@@ -146,10 +146,6 @@ class Scenario:
         return modes.declared(self.mode).lockstep
 
     @property
-    def bounds_staleness(self) -> bool:
-        return "staleness" in modes.declared(self.mode).options
-
-    @property
     def bytes(self) -> int:
         """Of the weights, and of the gradients before a codec."""
         return 4 * sum(layer.parameters for layer in self.layers)

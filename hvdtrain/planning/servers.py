@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from hvdtrain import modes
 from hvdtrain.planning.engine import Clock, Join, Link, Process, Processors, Then, Thread, go_on
 from hvdtrain.planning.layout import Detail, HostGroup, Piece, cut, host_groups
 from hvdtrain.planning.scenario import WARM_UP, Scenario
@@ -109,12 +110,7 @@ class Servers(Exchange):
         assert isinstance(worker, _Client)
         window = worker.windows[self.pieces[number].owner]
         window.queue[number] = None
-        self._push_queued(worker, window)
-
-    def _push_queued(self, worker: _Client, window: _Window) -> None:
-        """Push what waits, as far as there is room."""
-        while (number := window.next(self.pieces)) is not None:
-            self._push(worker, number, worker.step)
+        self._push(worker, window)
 
     def _answered(self, worker: _Client, number: int, version: int) -> None:
         piece = self.pieces[number]
@@ -123,10 +119,15 @@ class Servers(Exchange):
         if window.extra == number:
             window.extra = -1
         worker.read[number] = version
-        self._push_queued(worker, window)
+        self._push(worker, window)
         self.arrived(worker, number)
 
-    def _push(self, worker: _Client, number: int, step: int) -> None:
+    def _push(self, worker: _Client, window: _Window) -> None:
+        """Push what waits, as far as there is room."""
+        while (number := window.next(self.pieces)) is not None:
+            self._push_piece(worker, number, worker.step)
+
+    def _push_piece(self, worker: _Client, number: int, step: int) -> None:
         piece, server, scenario = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario
         transport, codec, gigabytes = scenario.transport, scenario.codec, piece.bytes / 1e9
         size = piece.bytes * codec.wire_share
@@ -221,7 +222,7 @@ class Servers(Exchange):
         limit = math.inf
         if self.scenario.in_lockstep and self.came[number]:
             return
-        if self.scenario.bounds_staleness:
+        if "staleness" in modes.declared(self.scenario.mode).options:
             limit = min(self.pushed[number].values()) + self.scenario.staleness
         held = self.held[number]
         self.held[number] = [(worker, step) for worker, step in held if step > limit]

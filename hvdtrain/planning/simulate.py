@@ -7,7 +7,7 @@ from hvdtrain.planning.ring import Ring
 from hvdtrain.planning.scenario import Outcome, Scenario
 from hvdtrain.planning.servers import Servers
 
-STEPS, STEPS_ASYNCHRONOUS = 3, 4
+STEPS, STEPS_ASYNCHRONOUS, STEPS_RING = 3, 4, 10  # rings cost little
 STEPS_STRAGGLERS = 40  # where workers are slow at random: a seed moves a prediction by 5 % at most
 BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
 
@@ -16,7 +16,7 @@ def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail =
     """Simulate so many steps, or enough of them. The same arguments give the same outcome."""
     of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
     if not scenario.servers:
-        enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS  # rings cost little
+        enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS_RING
         return Ring(scenario, steps or enough, of_mode, detail).run()
     buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
     enough = max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))

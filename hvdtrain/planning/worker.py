@@ -13,6 +13,7 @@ from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario, Slow
 
 # Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
 LEAST_ROUND, ROUND_SHARES = 4, 100
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, less whole numbers, are spread evenly however many there are
 MOST_STEPS = 100  # and ten times as many as all are to take: what others do no longer matters beside a worker's
 
 
@@ -137,7 +138,7 @@ class Worker:
         self.exchange, self.scenario, self.cores = exchange, exchange.scenario, cores
         self.times, self.factor, self.among = times, factor, among
         self.step, self.pace = 0, 1.0
-        self.due = exchange.random.random()  # slow steps
+        self.due, self.quantile = exchange.random.random(), exchange.random.random()  # slow steps; of jitter
         self.slow_steps = expected_slow(self.scenario.slow, self.scenario.local_steps, among)
         self.missing = [0] * len(self.scenario.layers)
         self.lacking = [len(piece.layers) for piece in exchange.pieces]
@@ -182,14 +183,14 @@ class Worker:
         self.waited[-1] += self.exchange.clock.now - began
 
     def _begin_step(self) -> None:
-        """Draw the pace. Jitter is lognormal. Steps that are slow at random come evenly from the drawn first one on, so
-        that a few steps have their share of them.
+        """Take the next pace. Jitter is lognormal. Both that and steps that are slow at random come evenly from a drawn
+        beginning on, so that a few steps have their share of each.
         """
-        local, draw = self.scenario.local_steps, self.exchange.random
+        local = self.scenario.local_steps
         self.step += 1
         self.waited.append(0.0)
-        slowest = (draw.random() or 0.5) ** (1 / self.among)
-        normal = NormalDist().inv_cdf(min(max(slowest, 1e-9), 1 - 1e-9))
+        self.quantile = (self.quantile + GOLDEN) % 1
+        normal = NormalDist().inv_cdf(min(max(self.quantile ** (1 / self.among), 1e-9), 1 - 1e-9))
         self.due += self.slow_steps
         slow = min(local, math.floor(self.due))
         self.due -= slow
