@@ -27,14 +27,17 @@ class Launcher(Struct, forbid_unknown_fields=True, frozen=True):
     Attributes:
         name: `ssh`; of a recipe elsewhere `site.toml`, which is all that a run folder has of its path.
         file: where it is.
+        option: what --launcher is given for it.
         digest: a hash of the file.
     """
 
     command: list[str | list[str]]
     name: str = ""
     file: str = ""
+    option: str = ""
     digest: str = ""
     title: str = ""
+    needs: list[str] = []
     hosts: Literal["", "needed"] = ""
     hosts_from: Literal["", "slurm", "mpijob"] = ""
     local: bool = False
@@ -66,11 +69,6 @@ class Launcher(Struct, forbid_unknown_fields=True, frozen=True):
                 re.compile(getattr(self, name))
             except re.error as error:
                 raise ValueError(f"`{name}` is no pattern: {error}") from None
-
-    @property
-    def option(self) -> str:
-        """What --launcher is given for it."""
-        return self.file if self.name.endswith(SUFFIX) else self.name
 
     def mentions(self, pattern: str) -> bool:
         """Whether a text in it has what the regular expression describes."""
@@ -104,7 +102,8 @@ def launcher(named: str) -> Launcher:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
         raise UsageError(f"--launcher {named!a}: its name may have letters, digits, `.`, `_` and `-`")
     table, digest = _read(file, Launcher)
-    return convert(table | {"name": file.name if is_file else named, "file": str(file), "digest": digest}, Launcher)
+    given = {"name": file.name if is_file else named, "file": str(file), "option": named, "digest": digest}
+    return convert(table | given, Launcher)
 
 
 @cache

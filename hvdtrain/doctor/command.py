@@ -10,6 +10,8 @@ from functools import partial
 
 import click
 
+from hvdtrain.config import recipes
+from hvdtrain.config.recipes import Launcher
 from hvdtrain.doctor import machine, software
 from hvdtrain.doctor.findings import MISSING, OK, WARNING, Finding
 from hvdtrain.errors import Failure
@@ -57,9 +59,12 @@ CHECKS = [
 
 
 @click.command()
+@click.option("--launcher", type=recipes.launcher, metavar="NAME|FILE", help="Also what this recipe needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON, for a script or an issue report.")
-def doctor(as_json: bool) -> None:
+def doctor(launcher: Launcher | None, as_json: bool) -> None:
     """Say what is installed, built in and reachable here, and what to do about what is not.
+
+    With --launcher, also whether the commands are here that the recipe runs on this machine.
 
     Exit code 0 where a comparison can run on this machine, 1 where something that it needs is missing.
     A warning costs speed, or concerns several hosts or GPUs only.
@@ -70,7 +75,8 @@ def doctor(as_json: bool) -> None:
     from hvdtrain.console import Console
 
     with Console(stderr=True).status("looking"):
-        rows = [check.row() for check in CHECKS]
+        needs = [Check(name, True, partial(software.tool, name)) for name in (launcher.needs if launcher else [])]
+        rows = [check.row() for check in [*CHECKS, *needs]]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:

@@ -136,6 +136,13 @@ def starter(name: str) -> Finding:
     return Finding(OK, str(installed))
 
 
+def tool(name: str) -> Finding:
+    """Whether a command that a launcher's recipe needs is here."""
+    if path := shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)):
+        return Finding(OK, path)
+    return Finding(MISSING, "not in PATH", "go to a machine of the cluster, load its module, or install it")
+
+
 def two_processes() -> Finding:
     """Whether two ranks start and print their numbers, with the recipe that `hvdtrain compare` uses."""
     from hvdtrain.config import recipes

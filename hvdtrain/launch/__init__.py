@@ -6,6 +6,7 @@
   `filling.py`, which fills in what they have.
 - `processes.py` starts a job's processes and ends them, in a private network (`private_network.py`) where all of them
   are here; `supervise.py` runs a job to its end, with retries; `records.py` knows which job a run folder has.
+- `on_ray.py` is a starter of ranks, as mpirun is, that launchers/ray.toml runs.
 - `job_log.py` reads what a job printed: which rank failed, and why.
 - `hosts.py` reads host lists and runs commands on hosts, `copies.py` copies code there.
 - `preflight.py` checks hosts before a job starts: it runs `probe.py` on each, which measures the network

@@ -22,8 +22,11 @@ def hosts_or_here(ctx: click.Context) -> list[Host]:
     launcher uses; none for this machine.
     """
     listed, is_given = given_hosts(ctx.params["hosts"], ctx.params["hostfile"]), given_options(ctx, ["launcher"])
+    recipe = ctx.params["launcher"]
+    if recipe.script_name:
+        raise UsageError(f"--launcher {recipe.name} hands jobs over to a scheduler: take one that waits for them")
     if is_given and not listed:
-        listed = allocated_hosts(ctx.params["launcher"])
+        listed = allocated_hosts(recipe)
     if is_given and not listed:
         raise UsageError("--launcher is for hosts: give -H or --hostfile; without them all runs are on this machine")
     return listed

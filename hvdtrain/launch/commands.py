@@ -19,7 +19,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.copies import check_destination, copy_commands, copy_here_to
-from hvdtrain.launch.hosts import Host, Recipe, allocate, given_hosts, host_options, recipe_of_job, secrets_option
+from hvdtrain.launch.hosts import RECIPE_OF_JOB, Host, allocate, given_hosts, host_options, secrets_option
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.records import cancel, claimed, forget, read_record
@@ -41,7 +41,7 @@ from hvdtrain.runs.request import (
 
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--launcher", type=Recipe(), metavar="NAME|FILE",
+    "--launcher", type=recipes.launcher, metavar="NAME|FILE",
     help=f"How ranks are started, by a recipe in launchers/: {', '.join(recipes.names('launchers'))}; or by a file, "
     "./site.toml  [default: local, with -H ssh; with --resume as before].",
 )  # fmt: skip
@@ -238,7 +238,7 @@ def _train_config(
 
 @click.command()
 @click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
-@recipe_of_job
+@RECIPE_OF_JOB
 def stop(out: Path, launcher: Launcher | None) -> None:
     """End the job that `hvdtrain launch` started with --out RUN, on all its hosts.
 

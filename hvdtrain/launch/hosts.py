@@ -6,12 +6,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hvdtrain.config import recipes
-from hvdtrain.config.recipes import Launcher
 from hvdtrain.errors import UsageError
 from hvdtrain.world.network import own_addresses, resolve
 
@@ -19,6 +17,10 @@ from hvdtrain.world.network import own_addresses, resolve
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9._-]*@)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _LINE = re.compile(r"([^\s:]+)(?::(\S*)|\s+slots=(\S+))?(?:\s+max[_-]slots=\S+)?")  # of a host file
 MAX_SLOTS = 4096
+RECIPE_OF_JOB = click.option(
+    "--launcher", type=recipes.launcher, metavar="NAME|FILE",
+    help="Its recipe again, where that is a file outside launchers/.",
+)  # fmt: skip
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 
 
@@ -48,38 +50,12 @@ def host_options(command: Callable) -> Callable:
     )(command)
 
 
-class Recipe(click.ParamType):
-    """A launcher's recipe, by its name or its file.
-
-    Args:
-        waits: its command has to end with the job.
-    """
-
-    name = "name|file"
-
-    def __init__(self, waits: bool = False) -> None:
-        self.waits = waits
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Launcher:
-        recipe = value if isinstance(value, Launcher) else recipes.launcher(value)
-        if self.waits and recipe.script_name:
-            raise UsageError(f"--launcher {recipe.name} hands jobs over to a scheduler: take one that waits for them")
-        return recipe
-
-
 def launcher_option(command: Callable) -> Callable:
     """Decorator: adds --launcher to a command that runs here, or with -H on hosts; see allocation.hosts_or_here."""
     return click.option(
-        "--launcher", type=Recipe(waits=True), default="ssh", show_default=True,
+        "--launcher", type=recipes.launcher, metavar="NAME|FILE", default="ssh", show_default=True,
         help="With -H or --hostfile: how ranks are started there, by ssh, mpi, or a recipe's file. `srun` inside a "
         "Slurm allocation, and `mpi` in the launcher pod of a Kubernetes MPIJob, find the hosts themselves.",
-    )(command)  # fmt: skip
-
-
-def recipe_of_job(command: Callable) -> Callable:
-    """Decorator: adds --launcher to a command about a job that was launched."""
-    return click.option(
-        "--launcher", type=Recipe(), help="Its recipe again, where that is a file outside launchers/."
     )(command)  # fmt: skip
 
 

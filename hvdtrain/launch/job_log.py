@@ -12,8 +12,9 @@ from hvdtrain.config.untrusted import read_whole
 from hvdtrain.errors import Failure
 
 _LINE = re.compile(r"(?:\[(\d+)\]<std(?:out|err)>: ?)?(.*)")  # starters put `[RANK]<stdout>: ` before a rank's lines
-# What mpirun and horovodrun print about the first process that fails: its exit code, or (mpirun) a signal.
+# What mpirun and horovodrun, and srun, print about the first process that fails: its exit code, or (mpirun) a signal.
 _FIRST_EXIT = re.compile(r"Process name: (?:\[.*,)?(\d+)\]?\s+Exit code: +(\d+)")
+_FIRST_OF_SRUN = re.compile(r"srun: error: \S+: tasks? (\d+)[\d,-]*: Exited with exit code (\d+)")
 _FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
 # What MPI prints in a process that it ends because a peer is gone. The starter may report that process before the
 # peer, or instead of it: the peer's rank is unknown then.
@@ -45,7 +46,7 @@ def first_failed(log: Path) -> tuple[int, int] | None:
     The code of a process that a signal ended is 128 plus the signal's number, as in a shell.
     """
     text = log_text(log)
-    if match := _FIRST_EXIT.search(text):
+    if match := _FIRST_EXIT.search(text) or _FIRST_OF_SRUN.search(text):
         return int(match[1]), int(match[2])
     if match := _FIRST_SIGNAL.search(text):
         return int(match[1]), 128 + int(match[2])

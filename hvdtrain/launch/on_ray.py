@@ -97,14 +97,6 @@ class Job:
         made: Any = ray.remote(Rank)
         return made.options(scheduling_strategy=place, max_concurrency=2, **self.resources).remote()
 
-    def start(self) -> None:
-        import ray
-
-        host, port = ray.get(self.actors[0].address.remote())
-        self.environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-        for rank in range(len(self.actors)):
-            threading.Thread(target=self._see_to, args=(rank,), daemon=True).start()
-
     def _see_to(self, rank: int) -> None:
         """Run a rank, and again if it is a worker that is lost and may come back."""
         began, in_a_row = time.monotonic(), 0
@@ -134,24 +126,26 @@ class Job:
             pass
         return LOST
 
-    def leave(self) -> None:
-        """Have all ranks save and leave."""
-        for actor in self.actors:
-            actor.leave.remote()
-
-    def until_over(self, keep_going: bool, has_to_leave: threading.Event) -> int:
-        """Wait for the job's end; its exit code.
+    def run(self, keep_going: bool, has_to_leave: threading.Event) -> int:
+        """Start the ranks, and wait for the job's end; its exit code.
 
         Args:
             keep_going: the others go on where a worker dies.
             has_to_leave: that the ranks are to save and leave.
         """
+        import ray
+
+        host, port = ray.get(self.actors[0].address.remote())
+        self.environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        for rank in range(len(self.actors)):
+            threading.Thread(target=self._see_to, args=(rank,), daemon=True).start()
         codes: dict[int, int] = {}
         until = float("inf")
         while len(codes) < len(self.actors) and time.monotonic() < until:
             if has_to_leave.is_set():
                 has_to_leave.clear()
-                self.leave()
+                for actor in self.actors:
+                    actor.leave.remote()
             try:
                 rank, code = self.ended.get(timeout=0.1)
             except queue.Empty:
@@ -233,8 +227,7 @@ def main(
             job = Job(
                 group, placed(ranks, nodes, here), resources, folder, program, environment, servers, shlex.split(join)
             )  # fmt: skip
-            job.start()
-            code = job.until_over(keep_going, has_to_leave)
+            code = job.run(keep_going, has_to_leave)
         except ConnectionError as error:
             raise Failure(f"no Ray answers at RAY_ADDRESS={address}: {error}") from None
         finally:

@@ -38,6 +38,8 @@ class Requirements:
         files: what the ranks read.
         rank_mb: memory of a rank, in MiB.
         interface: the network interface that ranks are to use; one is chosen where it is empty.
+        disk_mb: MiB that a snapshot may take.
+        cuda: whether ranks compute on GPUs.
     """
 
     working_folder: str
@@ -45,6 +47,8 @@ class Requirements:
     files: Sequence[str]
     rank_mb: float
     interface: str = ""
+    disk_mb: float = 0.0
+    cuda: bool = False
 
 
 def check_hosts(
@@ -61,10 +65,11 @@ def check_hosts(
     """
     out, interface = requirements.out, requirements.interface
     with contextlib.ExitStack() as stack:
-        shared_file = stack.enter_context(_new_file_near(out)) if out else ""
+        shared_file = stack.enter_context(new_file_near(out)) if out else ""
         launcher_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
         ask = stack.enter_context(_probes(hosts, requirements.working_folder))
-        replies = ask(_descriptions(hosts, shared=shared_file, files=list(requirements.files), interface=interface))
+        request = {"shared": shared_file, "files": list(requirements.files), "interface": interface}
+        replies = ask({host.name: request | {"address": resolve(host.name)} for host in hosts})
         answers = {name: reply for name, reply in replies.items() if "error" not in reply}
         listening = {
             name: [reply["address"], reply["port"]]
@@ -83,7 +88,7 @@ def check_hosts(
     for host in hosts:
         faults = [replies[host.name].get("error", "")]
         if host.name in answers:
-            faults = [*_problems(host, answers, requirements, local_software), unreachable.get(host.name)]
+            faults = [*problems_of(host, answers, requirements, local_software), unreachable.get(host.name)]
         problems += [f"{host.name}: {'; '.join(filter(None, faults))}"] if any(faults) else []
     if problems:
         raise UsageError(*problems)
@@ -96,15 +101,11 @@ def check_hosts(
 def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
     """What each host has, by its name: see world.host.hardware. UsageError where one does not answer."""
     with _probes(hosts) as ask:
-        replies = ask(_descriptions(hosts, shared="", files=[], interface=""))
+        request = {"shared": "", "files": [], "interface": ""}
+        replies = ask({host.name: request | {"address": resolve(host.name)} for host in hosts})
     if silent := [f"{name}: {reply['error']}" for name, reply in replies.items() if "error" in reply]:
         raise UsageError(*silent)
     return replies
-
-
-def _descriptions(hosts: Sequence[Host], **request: Any) -> Requests:
-    """For each host the request to describe it; see probe.describe."""
-    return {host.name: request | {"address": resolve(host.name)} for host in hosts}
 
 
 def _measure(ask: Ask, listening: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Pair, ...]:
@@ -129,7 +130,7 @@ def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 @contextlib.contextmanager
-def _new_file_near(out: Path) -> Iterator[str]:
+def new_file_near(out: Path) -> Iterator[str]:
     """The path of a temporary file in the run folder, or in its nearest parent that exists."""
     folder = next(path for path in (out, *out.parents) if path.is_dir())
     try:
@@ -211,7 +212,19 @@ def _why_unreachable(reply: Mapping[str, Any]) -> str:
     return f"it cannot connect to {errors}; {hint}" if errors else ""
 
 
-def _problems(
+def _lacking(ranks: int, reply: Mapping[str, Any], requirements: Requirements) -> Iterator[str]:
+    """What so many ranks need of a host, and it has not."""
+    if reply["memory_mb"] < requirements.rank_mb * ranks:
+        need = f"{ranks} rank(s) need {requirements.rank_mb * ranks:,.0f} MB at least"
+        yield f"{reply['memory_mb']:,} MB of memory are free, and {need}"
+    if reply["disk_mb"] < requirements.disk_mb:
+        need = f"a snapshot may need {requirements.disk_mb:,.0f}"
+        yield f"{reply['disk_mb']:,} MB are free where the run folder is, and {need}"
+    if requirements.cuda and not reply["gpus"]:
+        yield "it has no GPU, /dev/nvidia0, which --device cuda asks for"
+
+
+def problems_of(
     host: Host, answers: Mapping[str, Any], requirements: Requirements, local_software: dict[str, Any]
 ) -> Iterator[str]:
     """What is wrong with a host that has answered.
@@ -228,9 +241,7 @@ def _problems(
     skew = reply["time"] - (reply["asked"] + reply["answered"]) / 2
     if abs(skew) > MAX_CLOCK_SKEW_S + (reply["answered"] - reply["asked"]) / 2:
         yield f"its clock is {skew:+.0f} s off ours"
-    if reply["memory_mb"] < requirements.rank_mb * host.slots:
-        need = f"{host.slots} rank(s) need {requirements.rank_mb * host.slots:,.0f} MB at least"
-        yield f"{reply['memory_mb']:,} MB of memory are free, and {need}"
+    yield from _lacking(host.slots, reply, requirements)
     if requirements.interface not in ("", reply["interface"]):
         yield f"it has no network interface {requirements.interface} with an address"
     if requirements.out and not (reply["sees_shared_file"] and reply["can_write"]):

@@ -12,7 +12,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import testbed
 from hvdtrain.launch.hosts import Host, code_path
-from hvdtrain.launch.memory import asked_mb, rank_mb
+from hvdtrain.launch.memory import BASE_MB, asked_mb, rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts
 from hvdtrain.launch.private_network import needs_network
 from hvdtrain.launch.recipe import SLOTS, JobSpec, LaunchCommand, expand, join_program, train_program
@@ -52,11 +52,8 @@ def prepare(
     if recipe.runs:  # ranks see other folders than this machine
         _check_paths(recipe.name, config)
         runs_there = Path(recipe.runs, out.name)
-    memory_mb, least_mb = asked_mb(config, workers), rank_mb(config, workers)
+    memory_mb, needs = asked_mb(config, workers), requirements(config, workers, out, working_folder)
     config = _with_code_in(working_folder, with_absolute_paths(config))
-    places = (config.dataset, config.model, config.pretrained)
-    files = [str(file_of(place) or place) for place in places if place.startswith("/")]
-    requirements = Requirements(working_folder, out, files, least_mb)
     program = train_program(config, runs_there, all_options, recipe.interpreter)
     program += ["--resume"] if resume else []
     if recipe.script_name:  # not every scheduler passes the environment on
@@ -72,7 +69,16 @@ def prepare(
         secrets=secrets, needs_network=needs_network(config), environment=environment,
         memory_mb=memory_mb, gpus=int(config.device == "cuda"),
     )  # fmt: skip
-    return prepare_program(recipe, spec, requirements, check, measure)
+    return prepare_program(recipe, spec, needs, check, measure)
+
+
+def requirements(config: RunConfig, workers: int, out: Path, working_folder: str = "") -> Requirements:
+    """What a training job needs of each host; see prepare."""
+    config = _with_code_in(working_folder, with_absolute_paths(config))
+    places = (config.dataset, config.model, config.pretrained)
+    files = [str(file_of(place) or place) for place in places if place.startswith("/")]
+    least_mb = rank_mb(config, workers)
+    return Requirements(working_folder, out, files, least_mb, disk_mb=least_mb - BASE_MB, cuda=config.device == "cuda")
 
 
 def _with_code_in(working_folder: str, config: RunConfig) -> RunConfig:

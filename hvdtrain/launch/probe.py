@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -56,7 +57,7 @@ def software() -> dict[str, Any]:
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    """This host's name, hardware, clock, free memory and files.
+    """This host's name, hardware, clock, free memory, disk and files.
 
     Args:
         request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read.
@@ -64,14 +65,17 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     from hvdtrain.system.memory import free_memory
     from hvdtrain.world.host import hardware
 
-    shared, can_write = Path(request["shared"]), False
+    shared, can_write, disk = Path(request["shared"]), False, 0
     with contextlib.suppress(OSError):
+        disk = shutil.disk_usage(shared.parent).free
         tempfile.TemporaryFile(dir=shared.parent).close()
         can_write = True
     name = socket.gethostname()
     return hardware() | {
         "time": time.time(),
         "memory_mb": free_memory() // 2**20,
+        "disk_mb": disk // 2**20,
+        "gpus": len([*Path("/dev").glob("nvidia[0-9]*")]),
         "name": name,
         "name_address": resolve(name),
         "missing_files": [file for file in request["files"] if not Path(file).exists()],

@@ -235,16 +235,14 @@ def train_program(config: RunConfig, out: Path, all_options: bool = False, inter
             named from its run folder.
         interpreter: the Python of where the ranks run; by default this one.
     """
-    return [*_train(interpreter), *config.to_args(all_options), "--out", str(out)]
+    python = [interpreter or sys.executable, "-Pm", "hvdtrain"]
+    return [*python, "train", *config.to_args(all_options), "--out", str(out)]
 
 
 def join_program(out: Path, interpreter: str = "") -> list[str]:
     """The command line of a worker that joins the job that trains into that folder; see train_program."""
-    return [*_train(interpreter), "--join", "--trust-model", "--out", str(out)]
-
-
-def _train(interpreter: str) -> list[str]:
-    return [interpreter or sys.executable, "-Pm", "hvdtrain", "train"]
+    python = [interpreter or sys.executable, "-Pm", "hvdtrain"]
+    return [*python, "train", "--join", "--trust-model", "--out", str(out)]
 
 
 def _within_double_quotes(text: str) -> str:

@@ -7,7 +7,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +54,16 @@ def read_record(out: Path, given: Launcher | None = None) -> dict[str, Any]:
         return {}
     if "job" not in record:
         return record if isinstance(record.get("pid"), int) and isinstance(record.get("host"), str) else {}
-    record["recipe"] = given if given and given.name == record["launcher"] else _recipe(out, record["launcher"])
-    return record if _names_a_job(record) else {}
-
-
-def _recipe(out: Path, name: str) -> Launcher:
-    """The recipe of that name in launchers/: never a file that a record names."""
-    known = recipes.names("launchers")
-    if name not in known and name.endswith(recipes.SUFFIX):
+    name, known = record["launcher"], recipes.names("launchers")
+    if given and given.name == name:
+        record["recipe"] = given
+    elif name in known:  # never a file that a record names
+        record["recipe"] = recipes.launcher(name)
+    elif name.endswith(recipes.SUFFIX):
         raise UsageError(f"{out} was launched by a recipe outside launchers/, {name!a}: give --launcher and its file")
-    if name not in known:
+    else:
         raise unknown(f"launcher in {job_record_file(out)}:", name, known)
-    return recipes.launcher(name)
+    return record if _names_a_job(record) else {}
 
 
 def _names_a_job(record: Record) -> bool:
@@ -168,7 +166,7 @@ def _scheduler_has(record: Record) -> str:
     has = f"{record['launcher']} has its job {record['job']}"
     if not recipe.status_command:
         return has
-    command = _filled(recipe.status_command, record)
+    command = Filler(recipe.file, {"name": "", **record}).command(recipe.status_command)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPLY_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -184,7 +182,7 @@ def cancel(record: Record, timeout_s: float) -> bool:
         Failure: the scheduler refuses, or still has the job after the time.
     """
     recipe = record["recipe"]
-    command = _filled(recipe.stop, record)
+    command = Filler(recipe.file, {"name": "", **record}).command(recipe.stop)
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -199,7 +197,3 @@ def cancel(record: Record, timeout_s: float) -> bool:
             raise Failure(f"`{shlex.join(command)}` was done {timeout_s:.0f} s ago, and {still}: try again")
         time.sleep(LOOK_EVERY_S)
     return True
-
-
-def _filled(command: Sequence[Any], record: Record) -> list[str]:
-    return Filler(record["recipe"].file, {"name": "", **record}).command(command)

@@ -16,7 +16,7 @@ from hvdtrain.config.recipes import Launcher
 from hvdtrain.coordination.membership_log import who_is_lost
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
-from hvdtrain.launch.hosts import parse_hosts, rank_of_process, recipe_of_job
+from hvdtrain.launch.hosts import RECIPE_OF_JOB, parse_hosts, rank_of_process
 from hvdtrain.launch.job_log import failure_reason, log_text
 from hvdtrain.launch.records import is_running, read_record, why_occupied
 from hvdtrain.launch.supervise import log_file
@@ -31,7 +31,7 @@ LINE_LENGTH = 160  # shown of the last line
 
 @click.command()
 @click.argument("out", metavar="RUN", type=click.Path(path_type=Path))
-@recipe_of_job
+@RECIPE_OF_JOB
 def status(out: Path, launcher: Launcher | None) -> None:
     """Tell how far the job with run folder RUN is: state, step, epoch, samples/s and its last line.
 
@@ -79,8 +79,7 @@ def status_lines(run: Path, shown: Path, launcher: Launcher | None = None) -> It
         yield f"last step {_duration(time.time() - newest)} ago, after {_duration(row['time'])} of training"
     if (saved := last_saved_step(run)) is not None:
         yield f"last snapshot after step {saved}"
-    log = log_file(run)
-    if state.startswith(STOPPED) and (reason := failure_reason(log, None, partial(_rank_of, manifest))):
+    if state.startswith(STOPPED) and (reason := failure_reason(_log(run), None, partial(_rank_of, manifest))):
         yield f"reason: {reason}"
     elif not _asked_to_leave(run) and (last := _last_line(run)):
         yield f"last line: {last}"
@@ -105,9 +104,14 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
     return f"{ended}{full}; `hvdtrain launch --resume --out {shown}` goes on with it"
 
 
+def _log(run: Path) -> Path:
+    """What the job's ranks have printed last: a scheduler's log, where one has had it."""
+    return max(log_file(run).parent.glob("*log"), key=lambda log: log.stat().st_mtime, default=log_file(run))
+
+
 def _asked_to_leave(run: Path) -> str:
     """The step at which the ranks left because they were asked to; empty where they were not."""
-    match = re.search(r"ended by SIGTERM at step (\d+)", log_text(log_file(run)))
+    match = re.search(r"ended by SIGTERM at step (\d+)", log_text(_log(run)))
     return match[1] if match else ""
 
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 from hvdtrain import modes
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
+from hvdtrain.rank.hosts_check import check_hosts
 from hvdtrain.runs.folder import (
     CONFIG,
     check_free,
@@ -108,6 +109,8 @@ def _begin(config: RunConfig, world: World, folder: Path, job: str, resumes: boo
     joins_horovod = world.starts_horovod and modes.declared(config.mode).joins_horovod and not world.elastic
     if world.size > 1 and not joins_horovod:
         meeting = Meeting(world, config.timeout)
+        if read_launched() and not world.is_local:
+            check_hosts(config, world, folder, meeting.store)
     prepared = work.prepare(config, world, folder, threads, resumes, meeting.store if meeting else None)
     if prepared.finished:
         if world.is_chief:

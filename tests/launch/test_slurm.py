@@ -15,6 +15,7 @@ from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 
 from hvdtrain.config import recipes
 from hvdtrain.launch import testbed
+from hvdtrain.launch.job_log import first_failed
 from hvdtrain.launch.recipe import JobSpec, expand
 
 pytestmark = pytest.mark.timeout(240)
@@ -173,6 +174,10 @@ def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_p
     rank = "echo start; [ $SLURM_PROCID = 0 ] && sleep 1 && kill -9 $$; exec sleep 60"
     code, _, log = run_batch_job(slurm, tmp_path, rank)
     assert code == 143 and log.count("start") == 2, log  # once each
+    shutil.rmtree(tmp_path / "run.launch")
+    run_batch_job(slurm, tmp_path, "[ $SLURM_PROCID = 0 ] || exit 3; exec sleep 60")
+    [log] = (tmp_path / "run.launch").glob("slurm-*.log")
+    assert first_failed(log) == (1, 3), log.read_text()
 
 
 @one_cluster
