@@ -72,8 +72,8 @@ ELASTIC_LAUNCHERS = ("local", "ssh")
 @TRUST
 @click.option(
     "--elastic", is_flag=True,
-    help="A ring goes on without workers that die, in the same processes: allreduce and ddp on CPUs, by --launcher "
-    "local or ssh.",
+    help="A ring goes on without workers that die, in the same processes, and takes others when an epoch is over: "
+    "allreduce and ddp on CPUs, by --launcher local or ssh.",
 )  # fmt: skip
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
