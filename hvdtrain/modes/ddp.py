@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._dynamo  # as DistributedDataParallel does when it is made, for which the others wait where a worker joins
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket

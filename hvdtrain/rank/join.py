@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+from hvdtrain import modes
 from hvdtrain.coordination.join_info import JoinInfo, read_join_info
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.private_network import enter_network, network_of
@@ -71,6 +72,7 @@ def join_run(folder: Path, trusts: bool = False) -> None:
         raise UsageError(f"{config.model} is other code here than in {folder}: {found_code}, not {facts.model_hash}")
     if config.pretrained:
         work.load_weights(model, config)
+    modes.load(config.mode)
     arrival = arrive(config, known.host, known.port, known.ranks, known.is_local)  # now it is waited for
     steps, wait_for = config.total_steps(len(data.train)), work.waits_for(config, model, inputs)
     job = Job(config, arrival.world, folder, chosen, threads, arrival.store, steps, wait_for)

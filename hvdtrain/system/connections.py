@@ -55,15 +55,12 @@ class OwnConnections:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        self._before = self._now()
+        self._before = tcp_connections(self._others())
         try:
             yield
         finally:
-            self._opened, self._before = self._now() - self._before, None
+            self._opened, self._before = tcp_connections(self._others()) - self._before, None
 
     def cut(self) -> None:
         before = self._before
-        cut(self._opened if before is None else self._now() - before)
-
-    def _now(self) -> set[tuple[int, str]]:
-        return tcp_connections(self._others())
+        cut(self._opened if before is None else tcp_connections(self._others()) - before)

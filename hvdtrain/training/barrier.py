@@ -113,10 +113,6 @@ class StepBarrier:
         _, rows = self.group.all_gather([elapsed, *self._wants(elapsed)])
         return self._decide(rows.tolist(), self.steps is not None and step >= self.steps)
 
-    def begin_again(self) -> None:
-        """Come together after the next step: others have joined, who know of no step for that."""
-        self.next_step = 0
-
     def _depart_if_asked(self) -> None:
         if self.may_depart and termination_requested() and not all_are_to_leave():
             raise Departed

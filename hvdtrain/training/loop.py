@@ -102,16 +102,18 @@ def _take_round(
     sync, history, clock, decision = training.sync, training.history, stepper.clock, None
     clock.start()
     if ring := sync.let_join(partial(_state, training, shares.sampler)):
-        _take_place(training, shares, *ring)
-        barrier.begin_again()
-        clock.mark("comm")
+        barrier.next_step = 0  # who has joined knows of no step at which the others come together
     while decision is None:
+        if ring:
+            place, workers = ring
+            shares.recut(place, workers)
+            training.progress.workers = workers
+            clock.mark("comm")
         try:
             decision = _take_steps(training, loader, shares, barrier, stepper, timer)
         except RingBroken:
             training.model.zero_grad(set_to_none=True)
-            _take_place(training, shares, *sync.regroup())
-            clock.mark("comm")
+            ring = sync.regroup()
     decision = shares.after_round(barrier, history, decision, timer.seconds())
     clock.mark(shares.last_part)
     if decision or not training.job.config.sprint:  # a sprint evaluates nothing
@@ -122,12 +124,6 @@ def _take_round(
     history.wall_s = rows.max().item()
     training.recorder.spend(spent | {"barrier": spent["barrier"] + history.wall_s - elapsed})
     return decision
-
-
-def _take_place(training: Training, shares: Shares, place: int, workers: int) -> None:
-    """Be this one, from 0, of so many workers from the next step on."""
-    shares.recut(place, workers)
-    training.progress.workers = workers
 
 
 def _take_steps(

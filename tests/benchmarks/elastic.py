@@ -1,6 +1,8 @@
-"""How long the survivors of an elastic ring stand still: of three workers one is killed at a random moment.
+"""How long the survivors of an elastic ring stand still: of three workers one is killed at a random moment. And what it
+costs that all or none take a step: steps of two workers with --elastic over those without, by Gloo too, in turns.
 
     python tests/benchmarks/elastic.py ddp --kills 10
+    python tests/benchmarks/elastic.py ddp --kills 0 --rounds 3
 
 Each job has to end with 0 in the processes that began, with every step once and the samples of a job without a kill.
 The pause is the longest time between two steps of the first worker; evaluations do not count.
@@ -48,13 +50,39 @@ def job(mode: str, out: Path, kill: random.Random | None) -> tuple[str, float, s
     return summary["samples_digest"], pause, "; ".join(wrong)
 
 
+def median_step(mode: str, out: Path, place: tuple[str, ...]) -> float:
+    """Milliseconds."""
+    options = ("--mode", mode, "--threads", 1, "--epochs", EPOCHS, "--snapshot-every", "never")
+    options += ("--ring-transport", "gloo") if mode == "allreduce" else ()
+    with Launched(out, "local", 2, 0, *options, place=place) as running:
+        said, _ = running.process.communicate(timeout=300)
+    assert running.process.returncode == 0, said
+    return 1e3 * json.loads((out / "summary.json").read_text())["step_time"]["p50_s"]
+
+
+def cost(mode: str, folder: Path, rounds: int) -> None:
+    ratios = []
+    for number in range(rounds):
+        places = {"plain": (), "elastic": ("--elastic",)}
+        order = list(places) if number % 2 else list(places)[::-1]
+        found = {name: median_step(mode, folder / f"{name}{number}", places[name]) for name in order}
+        ratios.append(found["elastic"] / found["plain"])
+        print(f"round {number + 1}: {found['elastic']:.2f} ms over {found['plain']:.2f} ms", flush=True)
+    print(f"{mode}: a step has {statistics.median(ratios):.3f} of the time ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=("ddp", "allreduce"))
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if asked.rounds:
+            cost(asked.mode, Path(folder), asked.rounds)
+        if not asked.kills:
+            return
         digest, longest, _ = job(asked.mode, Path(folder, "undisturbed"), None)
         print(f"undisturbed: the longest step {longest:.2f} s", flush=True)
         pauses = []
