@@ -58,9 +58,7 @@ def join_run(folder: Path, trusts: bool = False) -> None:
 
     data = find_dataset(config.dataset, config.skip_bad)
     if (found := identity(data)) != facts.dataset_hash:
-        raise UsageError(
-            f"{config.dataset} holds other images here than in {folder}: {found}, not {facts.dataset_hash}"
-        )
+        raise UsageError(f"{config.dataset} is other data here than in {folder}: {found}, not {facts.dataset_hash}")
     torch.set_num_threads(threads)
     device.set_up(config)
     if config.trace:
