@@ -46,7 +46,7 @@ def check_hosts(config: RunConfig, world: World, folder: Path, store: "Store") -
             has |= probe.software() | {"interface": "", "listens": listener.getsockname()}
         store.set(f"hosts/{world.rank}", json.dumps(has))
         if world.rank == 0:
-            replies = [json.loads(store.get(f"hosts/{rank}")) for rank in range(world.size)]
+            replies = [json.loads(reply) for reply in store.multi_get([f"hosts/{rank}" for rank in range(world.size)])]
             problems = _problems(replies, needs, asked)
             store.set("hosts/verdict", "; ".join(problems))
         verdict = store.get("hosts/verdict")

@@ -91,7 +91,7 @@ def _become_horovodrun(world: World, store: "Store | None") -> None:
     hosts = [host]
     if store:
         store.set(f"host/{world.rank}", host)
-        hosts = [store.get(f"host/{rank}").decode() for rank in range(world.size)]
+        hosts = [name.decode() for name in store.multi_get([f"host/{rank}" for rank in range(world.size)])]
     assert len(hosts) == world.size
     if store and world.rank == 0:
         store.set("horovod", serve_rendezvous(world))

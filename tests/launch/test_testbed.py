@@ -144,6 +144,7 @@ def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, 
     slots = [f"{user}node1:2", f"{user}node2:{servers}"]
     assert manifest["launch"] == {
         "launcher": launcher, "hosts": slots, "interface": testbed.INTERFACE, "folder": "",
+        "recipe": recipes.launcher(launcher).digest,
     }  # fmt: skip
     again = f"hvdtrain launch -n {workers} -s {servers} --launcher {launcher} -H {','.join(slots)}".split()
     assert manifest["command"][: len(again)] == again

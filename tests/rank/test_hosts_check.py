@@ -25,6 +25,7 @@ def test_other_code_on_a_host_is_a_line_on_the_first_rank_and_ends_all(tmp_path)
     words = [sys.executable, "-Pm", "hvdtrain", "train", "--mode", "ddp", *SMALL, "--out", str(out)]
     renamed = ["unshare", "--uts", "sh", "-c", 'hostname localhost && exec "$@"', "sh", *words]
     place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "HVDTRAIN_LAUNCHER": "x@y"}
+    place |= {"HVDTRAIN_INTERFACE": "lo"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORTS[os.getpid() % len(PORTS)])}
     env = SETTINGS["env"] | place
     second_env = env | {"RANK": "1", "PYTHONPATH": str(other)}
