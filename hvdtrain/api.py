@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Folder = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a comparison came to; in a notebook, its first screen."""
 
@@ -77,6 +77,9 @@ class Result:
             raise UsageError("nothing is compared here: a plot of ratios needs two contenders")
         return drawn[0].figure.axes[0]
 
+    def __repr__(self) -> str:
+        return f"{self.answer}: {self.because}"
+
     def _repr_html_(self) -> str:
         from hvdtrain.report import page
 
@@ -88,8 +91,9 @@ class Result:
         return "; ".join(f"{title}: {text}" if several else text for title, text in told)
 
 
-def compare(**options: Any) -> Result:
-    """Train in several modes, and compare: `hvdtrain compare`, whose options are the arguments, with lists for commas.
+def compare(**options: Any) -> Result | None:
+    """Train in several modes, and compare: `hvdtrain compare`, whose options are the arguments, with lists for commas;
+    None with dry_run.
 
     It prints what the command prints. It may be called from any thread; Ctrl-C is the main thread's.
 
@@ -98,7 +102,8 @@ def compare(**options: Any) -> Result:
     """
     from hvdtrain.comparing.command import compare as command
 
-    return Result(_done(command, options))
+    content = _done(command, options)
+    return Result(content) if content else None
 
 
 def read(*runs: Folder) -> Result:

@@ -155,7 +155,9 @@ def compare(
         workers = [sum(host.slots for host in listed)]
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
-    axes, config = widen(axes, listed) if tune else axes, RunConfig(**options)
+    config = RunConfig(**options)
+    if tune:
+        axes = widen(axes, listed, given_options(ctx, [*SPANNED, "servers"]) | set(ctx.default_map or ()))
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
     cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None

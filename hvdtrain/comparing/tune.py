@@ -7,7 +7,7 @@ for twice as long, until one is left or the time is over.
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from hvdtrain import modes
 from hvdtrain.comparing.forecast import Record
 from hvdtrain.comparing.grid import Axes, Planned, grouped
 from hvdtrain.config.option_types import EQUAL
-from hvdtrain.config.run_config import RunConfig
 from hvdtrain.formatting import three_digits
 from hvdtrain.launch.hosts import Host, allocate
 
@@ -43,23 +42,20 @@ class Tuned(Struct):
     tried: dict[str, float]
 
 
-def widen(axes: Axes, hosts: Sequence[Host] = ()) -> Axes:
-    """The same with all that a side can be set to, as far as nothing was asked for: SPACE, and of a ring all rings,
-    which compute the same. On one machine also SPACE_HERE, and as many servers as workers; over hosts as many of them
-    as make no host fuller than it is with one, or all workers had fewer threads.
+def widen(axes: Axes, hosts: Sequence[Host] = (), given: Collection[str] = ()) -> Axes:
+    """The same with all that a side can be set to, as far as it was not `given` as an option: SPACE, and of a ring all
+    rings, which compute the same. On one machine also SPACE_HERE, and as many servers as workers; over hosts as many of
+    them as make no host fuller than it is with one, or all workers had fewer threads.
     """
     space = SPACE if hosts else {**SPACE, **SPACE_HERE}
     more = min(_most_servers(hosts, workers) for workers in axes.workers) if hosts else EQUAL
     families = {modes.declared(name).family for name in axes.modes}
     rings = [name for name in modes.names() if modes.declared(name).family == modes.RING]
-    options = {
-        name: space[name] if name in space and list(values) == [getattr(RunConfig, name)] else values
-        for name, values in axes.options.items()
-    }
+    options = {name: values if name in given else space.get(name, values) for name, values in axes.options.items()}
     return dataclasses.replace(
         axes,
         modes=list(dict.fromkeys([*axes.modes, *(rings if modes.RING in families else ())])),
-        servers=list(dict.fromkeys([1, more])) if list(axes.servers) == [1] else axes.servers,
+        servers=list(dict.fromkeys([1, more])) if "servers" not in given else axes.servers,
         options=options,
     )
 

@@ -41,6 +41,10 @@ def make_own(name: str, classes: int, inputs: torch.Tensor) -> nn.Module:
         model = _call(build, classes, **wanted)
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name} returned {_kind(model)}, and not an nn.Module")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise UsageError(
+            f"--model {name} is compiled by torch.jit, and takes no hooks: return it as it was before that"
+        )
     if any(is_lazy(p) for p in model.parameters()):
         model.eval()
         with told("--model", name, "failed in forward"):
@@ -139,7 +143,7 @@ def _timm(name: str) -> Callable[..., nn.Module]:
     try:
         import timm
     except ImportError:
-        raise UsageError(f"--model {name} needs timm, which is not installed: pip install timm") from None
+        raise UsageError(f"--model {name} needs timm, which is not installed: `uv pip install timm`") from None
     known = name.removeprefix(TIMM)
     if known not in timm.list_models():
         near = ", ".join(timm.list_models(f"*{known}*")[:5])

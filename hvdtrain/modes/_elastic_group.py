@@ -132,7 +132,8 @@ class ElasticGroup(ServerGroup):
             except Failure:
                 if self._first_is_lost.wait(HEARD_S):
                     raise Failure(
-                        "rank 0 is lost, which knows who is there and saves: --elastic goes on without any other rank"
+                        "rank 0 is lost: --elastic survives the loss of any rank but this one, which "
+                        "knows who is there and saves"
                     ) from None
                 raise
 

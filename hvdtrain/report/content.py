@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hvdtrain.console import Console
 
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
-_READ = "×2+1 is 2 workers and 1 server; speeds and times are geometric means, with their range"
+_SERVERS, _READ = "×2+1 is 2 workers and 1 server; ", "speeds and times are geometric means, with their range"
 UNFOLDED = 5  # plots
 _MARGIN = 10  # columns of a terminal, for what a line is
 
@@ -81,7 +81,8 @@ class Content:
             if of.title:
                 console.print(f"\n{of.title}", style="bold")
             console.print(rich_table(figures.table(answer.data)))
-            console.print(_READ, style="dim italic", soft_wrap=True)
+            has_servers = any(run.kind.servers for _, run in self.runs)
+            console.print(_SERVERS * has_servers + _READ, style="dim italic", soft_wrap=True)
             if of is self.answered[-1][0] and self.omitted:
                 more = f" and {len(self.omitted) - 1} more: see report.html" if len(self.omitted) > 1 else ""
                 console.print(self.omitted[0] + more, soft_wrap=True)

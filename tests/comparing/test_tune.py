@@ -39,7 +39,7 @@ def test_all_rings_both_wires_and_sizes_are_among_the_settings():
 def test_over_hosts_there_are_so_many_servers_that_no_worker_has_fewer_threads(hosts, workers, servers):
     axes = widen(Axes(MODES, [workers], options=OPTIONS), parse_hosts(hosts))
     assert (axes.servers, axes.options["ring_transport"]) == (servers, ("auto",))
-    assert widen(Axes(MODES, servers=[3]), parse_hosts(hosts)).servers == [3]
+    assert widen(Axes(MODES, servers=[3]), parse_hosts(hosts), ["servers"]).servers == [3]
 
 
 @pytest.mark.parametrize("planted", ["sharded-w2-mb1.0-layer-gloo", "ps-sync-w2-s2-zmq-mb16.0-step"])

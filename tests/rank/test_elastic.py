@@ -99,4 +99,4 @@ def test_the_first_worker_is_needed_and_its_loss_is_one_line(tmp_path):
         job.ranks()[0].kill()
         said, _ = job.process.communicate(timeout=60)
     assert job.process.returncode == 1
-    assert "rank 0 is lost, which knows who is there and saves" in said.splitlines()[-1]
+    assert "rank 0 is lost: --elastic survives the loss of any rank but this one" in said.splitlines()[-1]
