@@ -22,10 +22,10 @@ def losses(run, after):
     return [*total.values()]
 
 
-def incarnation(run, rank):
-    """How many lives of a worker have begun."""
-    lives = map(json.loads, (run / "membership.jsonl").read_text().splitlines())
-    return max(life["incarnation"] for life in lives if life["rank"] == rank)
+def lives(run, rank):
+    """Of a worker, those that have begun or ended, in order, and why."""
+    rows = map(json.loads, (run / "membership.jsonl").read_text().splitlines())
+    return [(life["incarnation"], life["why"]) for life in rows if life["rank"] == rank]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
         job.wait_for_steps(20)
         begun = job.ranks()
         begun.pop(killed).kill()
-        job.wait_for_steps(30)
+        until(lambda: lives(out, killed)[1:])
         lost_after = len(steps(out, killed))
         with started("forked", 1, "--join", "--out", str(out)) as joined:
             until(lambda: len(steps(out, killed)) > lost_after + 10)
@@ -69,8 +69,8 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
     ]
     # Of undisturbed rings they differ by rounding; a step taken twice differs by more, and so do new moments.
     assert losses(out, lost_after + 1) == pytest.approx(losses(undisturbed, lost_after + 1), abs=5e-4)
-    lives = {(life["rank"], life["incarnation"]): life["why"] for life in summary["membership"]}
-    assert lives == dict.fromkeys([(rank, 1) for rank in begun], "") | {
+    found = {(life["rank"], life["incarnation"]): life["why"] for life in summary["membership"]}
+    assert found == dict.fromkeys([(rank, 1) for rank in begun], "") | {
         (killed, 1): "its connection ended", (killed, 2): "left"
     }  # fmt: skip
     told = hvdtrain("report", out, "--out", tmp_path / "report").stdout
@@ -83,9 +83,9 @@ def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_p
     with Launched(out, "local", 2, 0, *options, place=["--elastic", "--respawn"], forked=True) as job:
         job.wait_for_steps(20)
         job.ranks()[1].kill()
+        until(lambda: lives(out, 1)[-1] == (2, ""))
         before = len(steps(out, 1))
         until(lambda: len(steps(out, 1)) > before + 2)
-        assert incarnation(out, 1) == 2
         job.process.terminate()
         said, _ = job.process.communicate(timeout=60)
         assert job.process.returncode == 143, said
