@@ -178,7 +178,9 @@ def parse(command: click.Command, words: Sequence[str]) -> None:
         raise click.UsageError(f"more arguments than it takes: {left}")
     for parameter in command.params:
         value = values.get(parameter.name)
-        if not isinstance(value, str) or re.fullmatch("[A-Z]+", value):  # a flag; a word to put something for
+        if not isinstance(value, str) or re.fullmatch(
+            r"[A-Z]+|\./site\.toml", value
+        ):  # a flag; to be replaced
             continue
         parameter.type_cast_value(context, value)
         for word in value.split(",") if parameter.name in NAMES else ():

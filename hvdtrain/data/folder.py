@@ -92,7 +92,8 @@ class Files(ManyImages):
                 for entry in entries:
                     if entry.name.startswith(b"."):
                         continue
-                    if entry.name.lower().endswith(suffixes) and entry.is_file():
+                    is_image = entry.name.lower().endswith(suffixes)
+                    if is_image and (os.path.isfile(entry) if entry.is_symlink() else entry.is_file()):  # it may loop
                         files.append(entry.name)
                     else:
                         self.passed_over.append(os.path.relpath(os.fsdecode(entry.path), root))

@@ -60,6 +60,7 @@ def open_image(content: bytes, name: str) -> Any:
     """
     from PIL import Image
 
+    Image.MAX_IMAGE_PIXELS = None  # PIL's limit would warn first
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others

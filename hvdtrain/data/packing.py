@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hvdtrain.data import image
-from hvdtrain.data.folder import ImageFolder, ManyImages
+from hvdtrain.data.folder import ImageFolder, ManyImages, has_classes
 from hvdtrain.data.identity import identity, sample_hash
 from hvdtrain.data.packed import Packing, errors_as_usage, open_filesystem, packing_at, parquet_files
 from hvdtrain.data.sampling import packing_order
@@ -59,8 +61,10 @@ def pack(data: ImageFolder, url: str, file_bytes: int, force: bool, progress: Pr
             if packing_at(url) == packing:
                 return rows
             raise UsageError(f"{url} holds something else: give another URL, or replace it with --force")
-        if old and open_filesystem(str(data.root)) == (filesystem, root):
+        if open_filesystem(str(data.root)) == (filesystem, root):
             raise UsageError(f"{url} is what is to be packed: give another URL")
+        if os.path.isdir(url) and has_classes(Path(url)):
+            raise UsageError(f"{url} has folders of images, which --dataset would read instead: give another URL")
         for name in old:
             filesystem.rm_file(f"{root}/{name}")
         filesystem.makedirs(f"{root}/data", exist_ok=True)

@@ -147,9 +147,14 @@ def _traced(hook: Hook) -> Hook:
     def traced(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
         began, size = time.perf_counter(), bucket.buffer().nbytes
         averaged = hook(state, bucket)
-        if trace.is_recording():
-            averaged.add_done_callback(lambda _: trace.reduction(size, began))
-        return averaged
+        if not trace.is_recording():
+            return averaged
+
+        def done(future: Future[torch.Tensor]) -> torch.Tensor:
+            trace.reduction(size, began)  # before the reducer goes on
+            return future.value()
+
+        return averaged.then(done)
 
     return traced
 

@@ -63,6 +63,7 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
     root = make(tmp_path, [*GOOD, "TrainData/cat/.hidden.png", "TrainData/.git/1.png", "TrainData/cat/folder.png/"])
     (root / "TrainData/cat/notes.txt").write_text("not an image")
     (root / "TrainData/README").write_text("not a class")
+    (root / "TrainData/cat/loop.png").symlink_to("loop.png")
     (root / "dataset.toml").write_text("")
     images = scan(root)
     assert images.classes == ("cat", "dog")

@@ -282,12 +282,14 @@ def test_the_page_begins_with_the_answer_and_folds_away_what_it_rests_on(written
 def test_the_terminal_ends_with_the_answer_that_verdict_json_has(written, tmp_path):
     out = invoke(written, "--json", tmp_path / "v.json").splitlines()
     verdict = json.loads((tmp_path / "v.json").read_text())
+    flips = verdict.pop("flips")  # which commands add
     assert verdict == json.loads((written / "verdict.json").read_text())
     assert (verdict["answer"], verdict["speed"]["n"], verdict["margin"]) == ("NOT YET KNOWN", 3, 0.05)
     assert len(out) <= 25 and out[-1].strip().startswith("takes about")
-    told = [("because", verdict["because"]), *(("but", but) for but in verdict["but"]), ("next", verdict["next"])]
+    told = [("because", verdict["because"]), *(("but", but) for but in verdict["but"]), ("flips", flips["says"])]
+    told.append(("next", verdict["next"]))
     assert out[-1 - len(told) : -1] == [f"{label:8}  {text}" for label, text in told]
-    assert any(line.startswith("NOT YET KNOWN  vggf, 0.250M weights, digits; 2 workers") for line in out[-6:])
+    assert any(line.startswith("NOT YET KNOWN  vggf, 0.250M weights, digits; 2 workers") for line in out[-7:])
     invoke(written, "--json", tmp_path / "v.json", "--margin", 0.5)
     assert json.loads((tmp_path / "v.json").read_text())["margin"] == 0.5
     with pytest.raises(UsageError, match="there is no folder .*no to write v.json in"):
