@@ -111,6 +111,7 @@ def run_in(folder: Path, command: str, env: dict[str, str] = ENV, first: str = "
 
 
 @pytest.mark.main_job
+@pytest.mark.xdist_group("ray")  # one after the other
 @pytest.mark.timeout(1200)
 def test_the_main_job(tmp_path):
     """What README's first command promises: `hvdtrain compare` with no options."""
@@ -178,9 +179,7 @@ def parse(command: click.Command, words: Sequence[str]) -> None:
         raise click.UsageError(f"more arguments than it takes: {left}")
     for parameter in command.params:
         value = values.get(parameter.name)
-        if not isinstance(value, str) or re.fullmatch(
-            r"[A-Z]+|\./site\.toml", value
-        ):  # a flag; to be replaced
+        if not isinstance(value, str) or re.fullmatch(r"[A-Z]+|\./site\.toml", value):  # a flag; to be replaced
             continue
         parameter.type_cast_value(context, value)
         for word in value.split(",") if parameter.name in NAMES else ():

@@ -151,13 +151,12 @@ def compare(
     sprint_s = _length(ctx, options)
     repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
     listed = hosts_or_here(ctx)
-    if listed and not given_options(ctx, ["workers"]) and "workers" not in (ctx.default_map or ()):
+    given = given_options(ctx, [*SPANNED, "workers", "servers"]) | set(ctx.default_map or ())
+    if listed and "workers" not in given:
         workers = [sum(host.slots for host in listed)]
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
-    config = RunConfig(**options)
-    if tune:
-        axes = widen(axes, listed, given_options(ctx, [*SPANNED, "servers"]) | set(ctx.default_map or ()))
+    axes, config = widen(axes, listed, given) if tune else axes, RunConfig(**options)
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
     cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
@@ -177,8 +176,7 @@ def compare(
             for side, settings in (sides(contenders) if tune else {}).items()
         ]
         lines += dry_run_lines(job.runs(), folder, secrets)
-        lines.append(forecast(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record))
-        click.echo("\n".join(lines))
+        click.echo("\n".join([*lines, forecast(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record)]))
         return None
     images, record.samples = _look([run.config for run in contenders])
     with claimed(folder):

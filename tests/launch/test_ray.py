@@ -77,6 +77,7 @@ def lose(process):
         process.wait()
 
 
+@pytest.mark.main_job
 def test_a_worker_whose_node_is_lost_comes_back_on_another(tmp_path):
     """The first server is on the node where the job was launched, which has room for two ranks more."""
     with socket.create_server(("127.0.0.1", 0)) as free:

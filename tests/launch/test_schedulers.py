@@ -54,7 +54,7 @@ def test_a_node_of_a_cloud_knows_its_rank(tmp_path):
 @pytest.mark.timeout(90)
 def test_a_job_of_pbs_starts_ranks_and_tells_them_to_leave(tmp_path):
     (out := tmp_path / "it's a run").with_name("it's a run.launch").mkdir()
-    rank = "trap 'echo asked; exit 143' USR1; echo begun; while :; do sleep 0.1; done"
+    rank = "trap 'echo asked; sleep 1; exit 143' USR1; echo begun; while :; do sleep 0.1; done"
     made, text = handed("pbs", ["bash", "-c", rank], out)
     assert len(made.name) <= 15 and "#PBS -l select=2:ncpus=1:mpiprocs=1\n" in text
     assert shlex.quote(str(tmp_path)) in text and "if_include" not in text

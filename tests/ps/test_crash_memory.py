@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +17,21 @@ from hypothesis import strategies as st
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.coordination.leases import Leases
 from hvdtrain.coordination.membership_log import MembershipLog
-from hvdtrain.ps.crash_memory import CrashMemory, SavedState
+from hvdtrain.ps.crash_memory import MEMORY_NAME, CrashMemory, SavedState
 from hvdtrain.ps.journal import Journal
 from hvdtrain.ps.server_metrics import Load, ServerMetrics
 from hvdtrain.wire.messages import Applied
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    """A server keeps its memory until it ends, and these tests have a thousand."""
+    yield
+    for file in Path("/proc/self/fd").iterdir():
+        if file.is_symlink() and f"memfd:{MEMORY_NAME}" in os.readlink(file):
+            os.close(int(file.name))
 
 
 def again(memory):
