@@ -12,6 +12,7 @@ import click
 
 from hvdtrain.config import recipes
 from hvdtrain.config.recipes import Launcher
+from hvdtrain.config.untrusted import read_whole
 from hvdtrain.errors import UsageError
 from hvdtrain.world.network import own_addresses, resolve
 
@@ -126,7 +127,7 @@ def parse_hostfile(path: Path) -> list[Host]:
         UsageError: the file or a line cannot be read; it names the file and the line.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = read_whole(path).decode().splitlines()
     except (OSError, ValueError) as error:
         raise UsageError(f"--hostfile {path} cannot be read: {getattr(error, 'strerror', error)}") from None
     slots_of: dict[str, int] = {}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, ValidationError, convert, to_builtins
 
-from hvdtrain.config.untrusted import parse_json
+from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.errors import UsageError
 from hvdtrain.planning.scenario import Codec, Layer, Scenario, Transport
 
@@ -214,7 +214,7 @@ def load(path: Path) -> Calibration:
 def read_as(kind: type[T], path: Path, parse: Callable[[bytes], Any]) -> T:
     """A file as msgspec converts what is parsed of it. UsageError, a line, where that cannot be."""
     try:
-        return convert(parse(path.read_bytes()), kind)
+        return convert(parse(read_whole(path)), kind)
     except FileNotFoundError:
         raise UsageError(f"there is no {kind.__name__.lower()} {path}") from None
     except (ValidationError, RecursionError) as error:
