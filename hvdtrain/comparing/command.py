@@ -151,12 +151,11 @@ def compare(
     sprint_s = _length(ctx, options)
     repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
     listed = hosts_or_here(ctx)
-    given = given_options(ctx, [*SPANNED, "workers", "servers"]) | set(ctx.default_map or ())
-    if listed and "workers" not in given:
+    if listed and not given_options(ctx, ["workers"]) and "workers" not in (ctx.default_map or ()):
         workers = [sum(host.slots for host in listed)]
     folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
-    axes, config = widen(axes, listed, given) if tune else axes, RunConfig(**options)
+    axes, config = widen(axes, listed, given_options(ctx, ctx.params)) if tune else axes, RunConfig(**options)
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
     cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
@@ -171,6 +170,7 @@ def compare(
     wholes = trainings if sprint_s else 0
     job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, wholes, rivalry, tune or 0.0)
     if dry_run:
+        _check_folder(config.dataset)
         lines = [
             f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first does below"
             for side, settings in (sides(contenders) if tune else {}).items()
@@ -202,6 +202,16 @@ def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
                       f"{resume} tries them again")  # fmt: skip
     return content
+
+
+def _check_folder(dataset: str) -> None:
+    """UsageError where --dataset is to be a folder, and is none."""
+    from hvdtrain.data.find import is_url, locate_folder
+    from hvdtrain.data.synthetic import NAME
+
+    is_folder = dataset not in (NAME, *recipes.names("datasets")) and not is_url(dataset) and not is_code(dataset)
+    if is_folder and not locate_folder(dataset).is_dir():
+        raise UsageError(f"--dataset {dataset}: there is no such folder")
 
 
 def _with_device(config: RunConfig, workers: int) -> RunConfig:

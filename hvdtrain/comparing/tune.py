@@ -17,6 +17,8 @@ from hvdtrain import modes
 from hvdtrain.comparing.forecast import Record
 from hvdtrain.comparing.grid import Axes, Planned, grouped
 from hvdtrain.config.option_types import EQUAL
+from hvdtrain.config.run_config import RunConfig
+from hvdtrain.errors import UsageError
 from hvdtrain.formatting import three_digits
 from hvdtrain.launch.hosts import Host, allocate
 
@@ -43,19 +45,32 @@ class Tuned(Struct):
 
 
 def widen(axes: Axes, hosts: Sequence[Host] = (), given: Collection[str] = ()) -> Axes:
-    """The same with all that a side can be set to, as far as it was not `given` as an option: SPACE, and of a ring all
-    rings, which compute the same. On one machine also SPACE_HERE, and as many servers as workers; over hosts as many of
-    them as make no host fuller than it is with one, or all workers had fewer threads.
+    """The same with all that a side can be set to, as far as nothing was asked for: SPACE, and of a ring all rings,
+    which compute the same. On one machine also SPACE_HERE, and as many servers as workers; over hosts as many of them
+    as make no host fuller than it is with one, or all workers had fewer threads.
+
+    Args:
+        given: options that stand on the command line, which are not varied, also where they are as by default.
+
+    Raises:
+        UsageError: there is nothing to tune.
     """
     space = SPACE if hosts else {**SPACE, **SPACE_HERE}
     more = min(_most_servers(hosts, workers) for workers in axes.workers) if hosts else EQUAL
     families = {modes.declared(name).family for name in axes.modes}
+    if families == {modes.ONE_MACHINE}:
+        raise UsageError("--tune is of rings and servers: name one of them in --modes")
     rings = [name for name in modes.names() if modes.declared(name).family == modes.RING]
-    options = {name: values if name in given else space.get(name, values) for name, values in axes.options.items()}
+    options = {
+        name: values if name in given or list(values) != [getattr(RunConfig, name)] else space.get(name, values)
+        for name, values in axes.options.items()
+    }
+    every_ring = modes.RING in families and "modes" not in given
+    is_one_server = list(axes.servers) == [1] and "servers" not in given
     return dataclasses.replace(
         axes,
-        modes=list(dict.fromkeys([*axes.modes, *(rings if modes.RING in families else ())])),
-        servers=list(dict.fromkeys([1, more])) if "servers" not in given else axes.servers,
+        modes=list(dict.fromkeys([*axes.modes, *(rings if every_ring else ())])),
+        servers=list(dict.fromkeys([1, more])) if is_one_server else axes.servers,
         options=options,
     )
 

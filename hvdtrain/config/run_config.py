@@ -255,9 +255,8 @@ class RunConfig:
             "--outer, --outer-lr and --outer-momentum are for --local-steps": not self.local_steps
                 and (self.outer, self.outer_lr, self.outer_momentum)
                 != (default.outer, default.outer_lr, default.outer_momentum),
-            f"--steps {self.steps} is less than --local-steps {self.local_steps}: nothing would be exchanged":
-                0 < self.steps < self.local_steps,
-            f"--fragments {self.fragments} is for --local-steps that are a multiple of it":
+            f"--fragments {self.fragments} is for --local-steps that are a multiple of it, as "
+            f"{self.fragments * max(1, round(self.local_steps / self.fragments))}":
                 bool(self.local_steps % self.fragments) or self.fragments > max(1, self.local_steps),
             "--local-steps waits for all weights at a round's end: drop --wait-for layer":
                 bool(self.local_steps) and self.wait_for == "layer",

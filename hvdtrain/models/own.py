@@ -41,10 +41,8 @@ def make_own(name: str, classes: int, inputs: torch.Tensor) -> nn.Module:
         model = _call(build, classes, **wanted)
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name} returned {_kind(model)}, and not an nn.Module")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise UsageError(
-            f"--model {name} is compiled by torch.jit, and takes no hooks: return it as it was before that"
-        )
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise UsageError(f"--model {name} is compiled by torch.jit, which hides its layers: return it as it was before")
     if any(is_lazy(p) for p in model.parameters()):
         model.eval()
         with told("--model", name, "failed in forward"):

@@ -53,7 +53,7 @@ def compare_command(
     seed = configs[0].seed - runs[0].manifest.repeat + 1
     words += ["--seed", str(seed)] if seed > 0 else []
     inner = runs[0].folder.parent
-    if (inner.parent / "comparison.json").is_file():
+    if inner.name == "runs" and (inner.parent / "logs").is_dir():  # of a comparison's folder
         words += ["--out", f"{inner.parent}-longer" if longer else str(inner.parent)]
     return shlex.join(["hvdtrain", "compare", *words, "--repeats", str(repeats)])
 

@@ -144,6 +144,8 @@ def _local_step_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
         )
     if config.compression == "powersgd":
         yield "--compression powersgd is not for --local-steps: torch's hook sends gradients, of each step"
+    if 0 < config.steps < config.local_steps and mode.lockstep:
+        yield f"--steps {config.steps} end before --local-steps {config.local_steps} do, and would exchange nothing"
     if config.fragments > 1 and not mode.lockstep:
         yield f"--fragments is for workers in lockstep: in --mode {config.mode} rounds end one worker after the other"
     if config.record and mode.lockstep:
@@ -183,10 +185,14 @@ def check_workers(config: RunConfig, workers: int) -> None:
 
 
 def check_length(config: RunConfig, samples: int) -> None:
-    """UsageError where training on so many samples would be over before the warm-up is, or before a step is traced."""
+    """UsageError where training on so many samples would be over before the warm-up is, or a first round of local
+    steps, or before a step is traced.
+    """
     total, (first, _) = config.total_steps(samples), trace.parse_steps(config.trace_steps)
     if total is not None and config.warmup >= total:
         raise UsageError(f"--warmup {config.warmup} is not over before training is, which has {total} steps")
+    if total is not None and total < config.local_steps and modes.declared(config.mode).lockstep:
+        raise UsageError(f"--local-steps {config.local_steps}: training has {total} steps, and would exchange nothing")
     if total is not None and first > total:
         raise UsageError(f"--trace-steps {config.trace_steps} would trace nothing: training has {total} steps")
 

@@ -134,10 +134,10 @@ def test_a_dry_run_names_the_variables_that_ranks_are_given(monkeypatch):
     assert f" {shlex.join(words)} --out " in commands[0] and "t0ken" not in commands[0]
 
 
-def test_a_dry_run_needs_neither_data_nor_torch_and_leaves_nothing_behind(tmp_path):
+def test_a_dry_run_needs_a_folder_but_no_torch_and_leaves_nothing_behind(tmp_path):
     code = (
         "import sys; from hvdtrain.comparing.command import compare\n"
-        "compare.main(['--dataset', './nosuch', '--dry-run', '--out', 'out'], standalone_mode=False)\n"
+        "compare.main(['--dataset', '.', '--dry-run', '--out', 'out'], standalone_mode=False)\n"
         "print({'torch', 'numpy', 'matplotlib', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run(
@@ -145,6 +145,8 @@ def test_a_dry_run_needs_neither_data_nor_torch_and_leaves_nothing_behind(tmp_pa
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "set()"), done.stderr
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="^--dataset ./nosuch: there is no such folder"):
+        invoke("--dataset", "./nosuch", "--dry-run")
 
 
 # Presets

@@ -91,3 +91,11 @@ def test_the_best_ring_is_compared_told_and_saved_as_options(tmp_path):
 def test_whole_runs_are_not_tuned():
     result = CliRunner().invoke(compare, ["--tune", "1m", "--epochs", "1"])
     assert result.exit_code != 0 and "--tune looks for the best by sprints" in str(result.exception)
+    result = CliRunner().invoke(compare, ["--tune", "1m", "--modes", "single", "--dry-run"])
+    assert result.exit_code != 0 and "--tune is of rings and servers" in str(result.exception)
+
+
+def test_what_is_given_is_not_varied_also_where_it_is_the_default():
+    given = "--modes allreduce --servers 1 --wait-for auto --ring-transport auto --bucket-mb 4"
+    planned = CliRunner().invoke(compare, ["--tune", "1m", *given.split(), "--dry-run"]).output
+    assert "tuning ring-w2: 1 setting;" in planned

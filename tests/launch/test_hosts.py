@@ -48,6 +48,8 @@ def test_a_file_that_says_something_else_is_refused_with_its_line(text, words, t
     with pytest.raises(UsageError) as refused:
         parse_hostfile(tmp_path / "hosts")
     assert words in str(refused.value)
+    with pytest.raises(UsageError, match="it is no regular file"):
+        parse_hostfile(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("text", ["", "a:b", "a:-1", "a,,b", "a b:1", "a\n:1", "a:99999", "a:1,a:2"])

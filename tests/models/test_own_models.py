@@ -56,6 +56,7 @@ def test_a_model_that_can_be_trained_is_as_its_code_makes_it(mine, name, tmp_pat
         ("raises", "failed in forward of a batch of shape [2, 12]: RuntimeError: "),
         ("fails", "failed to build: KeyError: 'weights.pt' (line "),
         ("number", "returned a int, and not an nn.Module"),
+        ("scripted", "is compiled by torch.jit, which hides its layers"),
         ("absent", "there is no function absent in "),
         ("sized", "takes image_size: samples of shape [12] are no images"),
     ],

@@ -98,6 +98,11 @@ def test_a_damaged_file_is_a_line(tmp_path, spoil, words):
     assert "\n" not in str(refused.value)
 
 
+def test_a_file_without_an_end_is_not_read():
+    with pytest.raises(UsageError, match="it is no regular file"):
+        calibration.load(Path("/dev/zero"))
+
+
 def test_predictions_lie_in_their_intervals_and_repeat():
     found = rows(make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0))
     assert len(found) == 2 * 2 * 2 + (1 + 2) * 2 * 2

@@ -261,6 +261,8 @@ def test_next_is_built_of_what_the_runs_were_asked(tmp_path):
                 mode=kind[0], servers=len(kind) // 3, steps=60, seed=6 + repeat, repeat=repeat, threads=1
             )
             config.write(folder / "config.toml")
+    assert "--out" not in reach_answer([r for r in find_runs([tmp_path / "c"]) if r.manifest.repeat < 3]).next
+    (tmp_path / "c" / "logs").mkdir()  # as a comparison's folder has
     runs = find_runs([tmp_path / "c"])
     said = reach_answer(runs)
     assert (

@@ -57,8 +57,9 @@ REFUSED = [
     ({"outer_momentum": 0.5}, "--outer, --outer-lr and --outer-momentum are for --local-steps"),
     *(({"mode": "ddp", "local_steps": 8, option: value}, f"{flag(option)}.* is not for --local-steps")
       for option, value in (("shares", "measured"), ("compression", "powersgd"))),
-    *(({"mode": "ddp", "local_steps": steps, "fragments": 4}, "--fragments 4 is for --local-steps that are a multiple")
-      for steps in (0, 6)),
+    *(({"mode": "ddp", "local_steps": steps, "fragments": 4}, f"--local-steps that are a multiple of it, as {fitting}$")
+      for steps, fitting in ((0, 4), (6, 8))),
+    ({"mode": "ddp", "local_steps": 8, "steps": 7}, "--steps 7 end before --local-steps 8 do"),
     ({"mode": "ps-ssp", "local_steps": 8, "fragments": 4, **SERVED}, "--fragments is for workers in lockstep"),
     ({"mode": "allreduce", "local_steps": 8, "wait_for": "layer"}, "--local-steps waits for all weights"),
     ({"mode": "ps-ssp", "backup": 2, **SERVED}, "--backup does nothing in --mode ps-ssp: it is for ps-sync"),
@@ -156,5 +157,7 @@ def test_a_warm_up_ends_and_a_trace_begins_before_training_ends():
     check_length(RunConfig(trace=True, trace_steps="15-99"), 32)
     with pytest.raises(UsageError, match="--warmup 15 is not over before training is, which has 15 steps"):
         check_length(RunConfig(warmup=15), 32)
+    with pytest.raises(UsageError, match=r"^--local-steps 16: training has 15 steps, and would exchange nothing"):
+        check_length(RunConfig(mode="allreduce", local_steps=16), 32)
     with pytest.raises(UsageError, match="--trace-steps 16-99 would trace nothing: training has 15 steps"):
         check_length(RunConfig(trace=True, trace_steps="16-99"), 32)
