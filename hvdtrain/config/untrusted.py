@@ -9,6 +9,7 @@ from typing import Any
 
 LARGEST = 2**30  # bytes of a file that is read whole
 _TOO_DEEP = "it is nested too deeply"
+_TOO_LONG = "a number in it has too many digits"
 
 
 def regular(path: Path) -> Path:
@@ -34,6 +35,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
+    except ValueError as error:
+        raise tomllib.TOMLDecodeError(_TOO_LONG if "set_int_max_str_digits" in str(error) else str(error)) from None
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -42,3 +45,5 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:
+        raise ValueError(_TOO_LONG if "set_int_max_str_digits" in str(error) else error) from None

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from typing import Any
 
@@ -61,6 +62,9 @@ def pack(data: ImageFolder, url: str, file_bytes: int, force: bool, progress: Pr
             raise UsageError(f"{url} holds something else: give another URL, or replace it with --force")
         if old and open_filesystem(str(data.root)) == (filesystem, root):
             raise UsageError(f"{url} is what is to be packed: give another URL")
+        there = os.listdir(root) if getattr(filesystem, "local_file", False) and os.path.isdir(root) else []
+        if others := [name for name in sorted(there) if name not in ("data", "README.md") and name[0] != "."]:
+            raise UsageError(f"{url} holds something else too ({some_of(others)}): name a new folder")
         for name in old:
             filesystem.rm_file(f"{root}/{name}")
         filesystem.makedirs(f"{root}/data", exist_ok=True)

@@ -141,7 +141,7 @@ def _timm(name: str) -> Callable[..., nn.Module]:
     try:
         import timm
     except ImportError:
-        raise UsageError(f"--model {name} needs timm, which is not installed: pip install timm") from None
+        raise UsageError(f"--model {name} needs timm, which is not installed: `uv pip install timm`") from None
     known = name.removeprefix(TIMM)
     if known not in timm.list_models():
         near = ", ".join(timm.list_models(f"*{known}*")[:5])
