@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 Folder = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Result:
     """What a comparison came to; in a notebook, its first screen."""
 
     content: "Content"
+
+    def __repr__(self) -> str:
+        return f"<{self.answer}: {self.because}>"
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
@@ -63,7 +66,7 @@ class Result:
         try:
             pandas = import_module("pandas")
         except ImportError:
-            raise Failure("a table is a data frame of pandas, which is missing here: pip install pandas") from None
+            raise Failure("a table is a data frame of pandas, which is missing here: `uv pip install pandas`") from None
         return pandas.DataFrame(
             [{"run": name} | row for (name, _), row in zip(self.content.runs, self.content.rows, strict=True)]
         )
@@ -77,9 +80,6 @@ class Result:
             raise UsageError("nothing is compared here: a plot of ratios needs two contenders")
         return drawn[0].figure.axes[0]
 
-    def __repr__(self) -> str:
-        return f"{self.answer}: {self.because}"
-
     def _repr_html_(self) -> str:
         from hvdtrain.report import page
 
@@ -92,10 +92,10 @@ class Result:
 
 
 def compare(**options: Any) -> Result | None:
-    """Train in several modes, and compare: `hvdtrain compare`, whose options are the arguments, with lists for commas;
-    None with dry_run.
+    """Train in several modes, and compare: `hvdtrain compare`, whose options are the arguments, with lists for commas.
 
-    It prints what the command prints. It may be called from any thread; Ctrl-C is the main thread's.
+    It prints what the command prints, and with dry_run returns nothing. It may be called from any thread; Ctrl-C is the
+    main thread's.
 
     Raises:
         UsageError, Failure: with the command's sentence. Where some runs failed, `read` has the others.
@@ -163,5 +163,7 @@ def _words(command: click.Command, name: str, value: Any) -> list[str]:
         return [flag] if value else params[name].secondary_opts[:1]
     if value is None:
         return []
+    if callable(value):
+        raise UsageError(f"{name}={value!r:.40} is code: name the function that makes it, as {name}='FILE.py:FUNCTION'")
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return [f"{flag}={','.join(map(str, value)) if is_list else value}"]

@@ -26,6 +26,7 @@ print(json.dumps({
     "heavy": heavy, "answer": result.answer, "verdict": result.verdict, "modes": [run.kind.mode for run in result.runs],
     "columns": list(table.columns), "rows": len(table), "html": result._repr_html_(),
     "plotted": result.plot().has_data(), "parts": found["parts"], "hv": callable(found["hv"].compare),
+    "repr": repr(result),
 }))
 """
 
@@ -44,6 +45,7 @@ def test_readmes_example_runs_in_a_thread(tmp_path):
     assert said["answer"] == said["verdict"]["answer"] == "NOT YET KNOWN"
     assert said["verdict"] == json.loads((tmp_path / "runs/python/verdict.json").read_text())
     assert "<h1>NOT YET KNOWN</h1>" in said["html"] and "<table>" in said["html"]
+    assert said["repr"].startswith("<NOT YET KNOWN: ") and len(said["repr"]) < 1000
     assert said["plotted"]
     assert said["parts"]["computing"] > 0
     assert said["hv"], "a room hides the function of its name"
@@ -54,6 +56,7 @@ def test_readmes_example_runs_in_a_thread(tmp_path):
     [
         (lambda: hv.compare(mods=["allreduce"]), "unknown option 'mods'.*did you mean modes"),
         (lambda: hv.compare(workers="many"), "'many' is not a valid integer"),
+        (lambda: hv.compare(model=lambda classes: None), "name the function that makes it, as model='FILE.py:FUNC"),
         (lambda: hv.compare(modes=["ring"], dry_run=True), "unknown mode 'ring'"),
         (lambda: hv.read("nowhere"), "there is no folder nowhere"),
         (lambda: hv.explain("nowhere"), "there is no folder nowhere"),

@@ -97,7 +97,7 @@ class Comparison:
         self.console, self.secrets = Console(soft_wrap=not sys.stdout.isatty()), secrets
         self.record.save()
         if self.kept:
-            self.console.print(f"{len(self.kept)} runs are there already, and stay as they are")
+            self.console.print(f"there already, and left as it is: {with_noun(len(self.kept), 'run')}")
         shown = bar(self.console) if self.console.is_terminal else contextlib.nullcontext()
         with shown as self.progress, sigterm_unwinds():
             self.task = self.progress and self.progress.add_task("", total=None)

@@ -80,20 +80,21 @@ class Files(ManyImages):
         self.root, self.part, self.classes = root, part, [os.fsencode(name) for name in classes]
         self.ends, self.starts = array("q"), array("q")
         with os.scandir(root / part) as entries:
-            loose = [entry.name for entry in entries if entry.is_file()]
+            loose = [entry.name for entry in entries if os.path.isfile(entry.path)]
         self.passed_over = [f"{part}/{name}" for name in sorted(loose) if not name.startswith(".")]
         suffixes = tuple(map(str.encode, SUFFIXES))
         joined, end = [], 0
         for name in classes:
             self.starts.append(len(self.ends))
             folder = os.fsencode(root / part / name)
-            with os.scandir(folder) as entries:  # it needs no system call to tell a file from a folder
+            with os.scandir(folder) as entries:
                 files = []
                 for entry in entries:
                     if entry.name.startswith(b"."):
                         continue
-                    is_image = entry.name.lower().endswith(suffixes)
-                    if is_image and (os.path.isfile(entry) if entry.is_symlink() else entry.is_file()):  # it may loop
+                    # Only a link takes a system call, and one that leads nowhere, or in a circle, is no file.
+                    is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
+                    if is_file and entry.name.lower().endswith(suffixes):
                         files.append(entry.name)
                     else:
                         self.passed_over.append(os.path.relpath(os.fsdecode(entry.path), root))
@@ -257,7 +258,7 @@ def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
 
 def _folders_in(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and os.path.isdir(entry.path))
 
 
 def _class_names(part: Path) -> tuple[str, ...]:

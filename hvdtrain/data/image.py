@@ -60,7 +60,7 @@ def open_image(content: bytes, name: str) -> Any:
     """
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = None  # PIL's limit would warn first
+    Image.MAX_IMAGE_PIXELS = None  # it warns of more, and MAX_PIXELS are less
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
@@ -183,5 +183,8 @@ def skippable(sample: Any) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """The error's message, shortened, without the address of the buffer that PIL names in it."""
-    message = re.sub(r"<_io.BytesIO[^>]*>", "it", " ".join(str(error).split()))
+    message = " ".join(str(error).split())
+    if message.startswith("cannot identify"):
+        return f"it is no {', '.join(FORMATS)}"
+    message = re.sub(r"<_io.BytesIO[^>]*>", "it", message)
     return message[:120] or type(error).__name__

@@ -207,4 +207,6 @@ def labels(samples: Samples) -> torch.Tensor:
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "I;16":  # PIL would not scale 16-bit values, but turn all above 255 white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")  # PIL warns of P to RGB
+    if isinstance(image.info.get("transparency"), bytes):  # of a palette, about which PIL would warn
+        image = image.convert("RGBA")
+    return image.convert("RGB")

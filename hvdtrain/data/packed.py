@@ -152,6 +152,7 @@ def errors_as_usage(url: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason += ", with `uv pip install`" * isinstance(error, ImportError)
         raise UsageError(f"{url} cannot be used: {reason}") from None
 
 
@@ -286,9 +287,11 @@ def _classes(columns: Columns, labels: Mapping[str, np.ndarray], url: str) -> tu
     """The classes' names; where the files have none, their numbers. UsageError where an image is of none of them."""
     found = np.concatenate(list(labels.values()))
     lowest, highest = int(found.min(initial=0)), int(found.max(initial=0))
+    if not len(found):
+        raise UsageError(f"{url} has no rows")
     number = len(columns.classes) if columns.classes is not None else min(highest + 1, MAX_CLASSES)
     if lowest < 0 or highest >= number:
-        raise UsageError(f"{url}: a label is {lowest if lowest < 0 else highest}, and there are {number} classes")
+        raise UsageError(f"{url}: a label is {lowest if lowest < 0 else highest}, and there may be {number:,} classes")
     if number < 2:
         raise UsageError(f"{url} has fewer than two classes: there is nothing to tell apart")
     classes = columns.classes or tuple(map(str, range(number)))

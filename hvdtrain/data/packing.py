@@ -4,13 +4,12 @@ import hashlib
 import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hvdtrain.data import image
-from hvdtrain.data.folder import ImageFolder, ManyImages, has_classes
+from hvdtrain.data.folder import ImageFolder, ManyImages
 from hvdtrain.data.identity import identity, sample_hash
 from hvdtrain.data.packed import Packing, errors_as_usage, open_filesystem, packing_at, parquet_files
 from hvdtrain.data.sampling import packing_order
@@ -63,8 +62,9 @@ def pack(data: ImageFolder, url: str, file_bytes: int, force: bool, progress: Pr
             raise UsageError(f"{url} holds something else: give another URL, or replace it with --force")
         if open_filesystem(str(data.root)) == (filesystem, root):
             raise UsageError(f"{url} is what is to be packed: give another URL")
-        if os.path.isdir(url) and has_classes(Path(url)):
-            raise UsageError(f"{url} has folders of images, which --dataset would read instead: give another URL")
+        there = os.listdir(root) if getattr(filesystem, "local_file", False) and os.path.isdir(root) else []
+        if others := [name for name in sorted(there) if name not in ("data", "README.md") and name[0] != "."]:
+            raise UsageError(f"{url} holds something else too ({some_of(others)}): name a new folder")
         for name in old:
             filesystem.rm_file(f"{root}/{name}")
         filesystem.makedirs(f"{root}/data", exist_ok=True)

@@ -55,7 +55,7 @@ def _group(chunk: dict[int, Any], rows: int, end: int, number: int) -> Group:
         start = min(start, chunk[11])
     if not 0 <= unpacked <= MAX_GROUP_BYTES:
         raise ValueError(f"row group {number} has {unpacked:,} bytes of a column")
-    if start < 4 or size < 0 or start + size > end:
+    if rows and (start < 4 or size < 0 or start + size > end):
         raise ValueError(f"row group {number} does not lie in the file")
     if chunk[5] != rows:
         raise ValueError(f"row group {number} has {chunk[5]:,} values in {rows:,} rows")

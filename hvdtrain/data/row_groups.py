@@ -101,8 +101,10 @@ class ParquetFile:
             if unpacked > MAX_GROUP_BYTES:
                 raise ValueError(f"more than {MAX_GROUP_BYTES:,} bytes of images in a row group")
         images = pa.chunked_array(batches)
-        if len(images) != group.rows or images.null_count:
-            raise ValueError(f"{len(images) - images.null_count:,} images in a row group of {group.rows:,}")
+        if images.null_count:
+            raise ValueError(f"{images.null_count:,} of {len(images):,} images of a row group have no bytes")
+        if len(images) != group.rows:
+            raise ValueError(f"{len(images):,} images in a row group of {group.rows:,}")
         return images
 
 

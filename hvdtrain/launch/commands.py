@@ -99,13 +99,13 @@ def launch(
     resumed = _config_to_resume(out, workers) if resume else None
     recipe, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
     workers = workers or (started_workers(resumed) if resumed else None)
-    config = _train_config(train_options, workers if servers == EQUAL else servers, resumed, trust_model)
+    config = _train_config(train_options, workers if servers == EQUAL else servers, resumed, trust_model, elastic)
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
     _check_recipe_can(recipe, config, retries, respawn, elastic)
     if elastic:
-        _check_elastic(recipe, config, workers)
+        _check_elastic(recipe, workers)
     if resumed:
         _check_same_job(Path(out), resumed, config, workers)
     used = allocate(listed, workers, config.servers) if listed else []
@@ -183,14 +183,13 @@ def _check_recipe_can(recipe: Launcher, config: RunConfig, retries: int, respawn
         )
 
 
-def _check_elastic(recipe: Launcher, config: RunConfig, workers: int) -> None:
-    """UsageError where a ring cannot go on without a worker."""
+def _check_elastic(recipe: Launcher, workers: int) -> None:
+    """UsageError where ranks are started so that none goes on without a worker; for the rest see check_elastic."""
     if not recipe.elastic:
         can = [name for name in recipes.names("launchers") if recipes.launcher(name).elastic]
         raise UsageError(f"--elastic is for --launcher {', '.join(can)}: {recipe.name} ends all ranks")
     if workers == 1:
         raise UsageError("--elastic needs two workers or more: without the first one nothing goes on")
-    check_elastic(config)
 
 
 def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -> None:
@@ -203,7 +202,7 @@ def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -
 
 
 def _train_config(
-    arguments: tuple[str, ...], servers: int | None, resumed: Path | None, trusts: bool
+    arguments: tuple[str, ...], servers: int | None, resumed: Path | None, trusts: bool, elastic: bool
 ) -> RunConfig:  # fmt: skip
     """Parse what follows --, as `hvdtrain train` would.
 
@@ -226,6 +225,8 @@ def _train_config(
             given = given_options(ctx, options) | ({"servers"} if servers is not None else set())
             options = resumed_options(resumed, options, given)
             check_trusted(options, given, trusts, resumed)
+        if elastic:
+            check_elastic(RunConfig(**options))
         if modes.declared(options["mode"]).has_servers and not options["servers"]:
             raise UsageError(f"--mode {options['mode']} needs a server: add -s 1 before --")
         return check(RunConfig(**options))

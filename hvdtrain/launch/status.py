@@ -148,7 +148,8 @@ def _last_line(run: Path) -> str:
     lines = []
     with contextlib.suppress(OSError, ValueError):  # where there is none
         logs = [*log_file(run).parent.glob("*log")] or [log for log in run.glob("logs/*.err") if log.stat().st_size]
-        lines = log_text(max(logs, key=lambda log: log.stat().st_mtime)).splitlines()
+        text = log_text(max(logs, key=lambda log: log.stat().st_mtime))
+        lines = re.sub(r"(?m)^(.*Warning: .*)\n\s+.*", r"\1", text).splitlines()  # without the code that warns
     return next((line.strip()[:LINE_LENGTH] for line in reversed(lines) if re.search(r"\w", line)), "")
 
 

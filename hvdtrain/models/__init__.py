@@ -99,6 +99,8 @@ def make(
 
     if is_own(name):
         return make_own(name, classes, inputs)
+    if inputs.ndim != 4:
+        raise UsageError(f"{name} takes images, and these samples are {list(inputs.shape[1:])}: give --model for them")
     return tried(name, _ours(name, classes, width, dropout), inputs, classes)
 
 

@@ -275,6 +275,8 @@ def _tell(
         was = resumed.state["parts"][-1]
         size = f"{with_noun(was['workers'], 'worker')} and {with_noun(was['servers'], 'server')}"
         until = f"until then {was['mode']} with {size}"
+        if job.steps and resumed.step >= job.steps:
+            until += f"; of {job.steps} steps nothing is left to do"
         progress.print(f"going on after step {resumed.step}, from {resumed.folder}; {until}")
     elif arrival:
         life = f", whose life number {arrival.incarnation} this is" if arrival.incarnation > 1 else ""

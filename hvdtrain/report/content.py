@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hvdtrain.console import Console
 
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
-_SERVERS, _READ = "×2+1 is 2 workers and 1 server; ", "speeds and times are geometric means, with their range"
+_SIZES, _READ = "×2+1 is 2 workers and 1 server; ", "speeds and times are geometric means, with their range"
 UNFOLDED = 5  # plots
 _MARGIN = 10  # columns of a terminal, for what a line is
 
@@ -81,8 +81,7 @@ class Content:
             if of.title:
                 console.print(f"\n{of.title}", style="bold")
             console.print(rich_table(figures.table(answer.data)))
-            has_servers = any(run.kind.servers for _, run in self.runs)
-            console.print(_SERVERS * has_servers + _READ, style="dim italic", soft_wrap=True)
+            console.print(_SIZES * any(kind.servers for kind in of.by_kind) + _READ, style="dim italic", soft_wrap=True)
             if of is self.answered[-1][0] and self.omitted:
                 more = f" and {len(self.omitted) - 1} more: see report.html" if len(self.omitted) > 1 else ""
                 console.print(self.omitted[0] + more, soft_wrap=True)
@@ -189,7 +188,8 @@ def _subject(of: Comparison) -> str:
     """`vggf, 2.2M weights, digits; 2 workers on one host of 2 cores`."""
     run = next((run for run in of.runs if run.kind.is_distributed), of.runs[0])
     manifest, weights = run.manifest, run.manifest.parameters
-    size = f"{three_digits(weights / 1e6)}M weights" if weights else ""
+    size = f"{three_digits(weights / 1e6)}M" if weights and weights >= 1e5 else f"{weights:,}"
+    size = f"{size} weights" if weights else ""
     what = ", ".join(filter(None, [manifest.model, size, manifest.dataset]))
     hosts, cores = len(manifest.hardware.hosts), manifest.hardware.cores_usable or manifest.hardware.cores
     each = "GPUs" if (manifest.device or "").startswith("cuda") else with_noun(cores, "core") if cores else ""

@@ -19,17 +19,13 @@ class HostLoad:
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._ticks = _read_ticks()
-        self._load_before = os.getloadavg()[0]
 
     def since(self) -> dict[str, Any]:
-        """Since then: seconds that processors were busy and that a hypervisor stole, over all cores; and load averages
-        of a minute before and now.
-        """
+        """Since then: seconds that processors were busy and that a hypervisor stole, over all cores."""
         busy, stolen = (now - then for now, then in zip(_read_ticks(), self._ticks, strict=True))
         return {
             "machine": boot_id(), "cores": os.cpu_count(), "seconds": time.perf_counter() - self._began,
             "busy_s": busy / _TICKS_PER_S, "stolen_s": stolen / _TICKS_PER_S,
-            "load_before": round(self._load_before, 2), "load_after": round(os.getloadavg()[0], 2),
         }  # fmt: skip
 
 
@@ -47,7 +43,7 @@ def by_host(loads: Mapping[str, Mapping[str, Any]], spent: Mapping[str, float]) 
     """What summary.json has of each host.
 
     `others_cores` is how many cores were busy with other than the job's own processes, `stolen_share` the share of all
-    cores' time that a hypervisor took; beside them what HostLoad read.
+    cores' time that a hypervisor took.
 
     Args:
         loads: by host, what HostLoad.since found there.
@@ -62,7 +58,7 @@ def by_host(loads: Mapping[str, Mapping[str, Any]], spent: Mapping[str, float]) 
             "cores": load["cores"],
             "others_cores": round(max(0.0, load["busy_s"] - own) / seconds, 3),
             "stolen_share": round(load["stolen_s"] / seconds / max(1, load["cores"]), 4),
-        } | {name: load[name] for name in ("load_before", "load_after")}
+        }
     return found
 
 

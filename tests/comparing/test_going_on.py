@@ -168,7 +168,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
     done = subprocess.run([*words, "--repeats", "2"], **SETTINGS, timeout=60)
     assert done.returncode == 0, done.stdout
     assert (first.stat().st_ino, first.stat().st_mtime) == (before.st_ino, before.st_mtime)
-    assert "1 runs are there already, and stay as they are" in done.stdout
+    assert "there already, and left as it is: 1 run\n" in done.stdout
     assert (out / "unfinished" / "single-w1-r2-1" / "manifest.json").exists()
     assert (second / "summary.json").exists() and (out / "results.csv").read_text().count("\n") == 3
 

@@ -86,11 +86,14 @@ def test_check_names_what_is_not_used(folder):
         "cat/more/deep/d.JPG": b"x", "cat/t.tif": b"x", "cat/.DS_Store": b"x", "loose.png": archives.picture(901)
     })  # fmt: skip
     (folder / "TrainData" / "dog" / "gone.png").symlink_to(folder / "nowhere")
+    (folder / "TrainData" / "dog" / "loop.png").symlink_to("loop.png")
     result = invoke("check", folder)
     assert result.exit_code == 0, result.output
     [note] = [line for line in result.stdout.splitlines() if line not in before.splitlines()]
-    named = "TrainData/cat/more, TrainData/cat/t.tif, TrainData/dog/gone.png, TrainData/loose.png"
-    assert note.startswith(f"note: not used: 4 file(s) or folder(s): {named} (`hvdtrain data build folder --source")
+    named = (
+        "TrainData/cat/more, TrainData/cat/t.tif, TrainData/dog/gone.png, TrainData/dog/loop.png, TrainData/loose.png"
+    )
+    assert note.startswith(f"note: not used: 5 file(s) or folder(s): {named} (`hvdtrain data build folder --source")
 
 
 # show

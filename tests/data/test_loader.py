@@ -249,8 +249,10 @@ def test_every_kind_of_pixel_becomes_three_channels(tmp_path, mode, colour, expe
 
 
 def test_a_palette_becomes_its_colours(tmp_path):
-    three_squares(32).convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "i.png")
-    assert one(tmp_path / "i.png")[:, 16, 16].tolist() == list(GREEN)
+    picture = three_squares(32).convert("P", palette=Image.Palette.ADAPTIVE)
+    for options in ({}, {"transparency": bytes(3)}):
+        picture.save(tmp_path / "i.png", **options)
+        assert one(tmp_path / "i.png")[:, 16, 16].tolist() == list(GREEN)
 
 
 # Broken images
@@ -266,13 +268,14 @@ def encoded(picture, kind):
     ("content", "what"),
     [
         (encoded(Image.new("1", (8001, 8001)), "PNG"), "has 8,001 x 8,001 pixels, more than 64,000,000 in all"),
-        (encoded(Image.new("1", (32, 32)), "TIFF"), "is not an image that can be read"),
+        (encoded(Image.new("1", (14_000, 14_000)), "PNG"), "has 14,000 x 14,000 pixels, more than 64,000,000 in all"),
+        (encoded(Image.new("1", (32, 32)), "TIFF"), "is not an image that can be read: it is no PNG, JPEG, BMP, WEBP"),
         (b"x" * 30_000, "has 30,000 bytes, too many for an image"),
     ],
-    ids=["pixels", "tiff", "bytes"],
+    ids=["pixels", "many pixels", "tiff", "bytes"],
 )
 def test_training_and_building_refuse_the_same_with_the_same_words(content, what, tmp_path, monkeypatch):
-    monkeypatch.setattr(image, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(image, "MAX_BYTES", 25_000)
     path = archives.lay_out(tmp_path / "in", archives.class_folders("ab", 3)) / "a" / "0.png"
     path.write_bytes(content)
     for read in (lambda: one(path), lambda: native_side(ImageFolder(tmp_path, ("a", "b"), [(path, 0)], []))):

@@ -139,7 +139,8 @@ def test_a_packed_set_is_packed_anew_but_not_onto_itself(out, folder, tmp_path):
     again = find_dataset(str(tmp_path / "again"))
     assert contents(again.train) == contents(scan(folder).train) and again.known_hash == content_hash(scan(folder))
     assert "is what is to be packed" in str(invoke(data, ["pack", "--force", str(out), f"file://{out}"]).exception)
-    assert "has folders of images" in str(invoke(data, ["pack", str(out), str(folder)]).exception)
+    said = str(invoke(data, ["pack", "--force", str(folder), str(folder)]).exception)
+    assert "holds something else too (TrainData, ValidationData" in said and not (folder / "data").exists()
     assert "nothing to pack" in str(invoke(data, ["pack", "synthetic", str(tmp_path / "noise")]).exception)
     assert len(find_dataset(str(out)).train) == 24
 

@@ -172,6 +172,7 @@ REFUSED = [
     ),
     ("-n 2 --elastic -H a:2 --launcher mpi", "--elastic is for --launcher local, ray, ssh: mpi ends all ranks"),
     ("-n 2 -s 1 --elastic -- --mode ps-sync", "--elastic is for --mode allreduce and ddp, not ps-sync"),
+    ("-n 2 --elastic -- --mode ps-sync", "--elastic is for --mode allreduce and ddp, not ps-sync"),
     ("-n 2 --elastic -- --mode sharded", "--elastic is for --mode allreduce and ddp, not sharded"),
     ("-n 2 --elastic -- --mode ddp --device cuda", "--elastic is for CPUs, where Gloo carries"),
     ("-n 2 --elastic -- --wait-for layer", "--elastic is not for --wait-for layer"),

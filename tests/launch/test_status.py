@@ -62,6 +62,8 @@ def test_a_run_that_failed_says_why_and_goes_on_only_from_a_snapshot(run, monkey
     (run / "logs").mkdir()
     (run / "logs" / "rank.0.err").write_text("Traceback\nOSError: [Errno 28] No space left on device\n")
     assert lines(run)[-1] == "last line: OSError: [Errno 28] No space left on device"
+    (run / "logs" / "rank.0.err").write_text("a.py:3: UserWarning: no device is known\n  device = of(group)\n")
+    assert lines(run)[-1] == "last line: a.py:3: UserWarning: no device is known"
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**10))
     assert ", and not finished, on a disk that is full (make room there): no snapshot to go on from" in lines(run)[0]
 
