@@ -164,6 +164,6 @@ def _words(command: click.Command, name: str, value: Any) -> list[str]:
     if value is None:
         return []
     if callable(value):
-        raise UsageError(f"{name}={value!r:.40} is code: name the function that makes it, as {name}='FILE.py:FUNCTION'")
+        raise UsageError(f"{name} is a {type(value).__name__}: name what makes it, as {name}='FILE.py:FUNCTION'")
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return [f"{flag}={','.join(map(str, value)) if is_list else value}"]

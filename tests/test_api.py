@@ -56,7 +56,7 @@ def test_readmes_example_runs_in_a_thread(tmp_path):
     [
         (lambda: hv.compare(mods=["allreduce"]), "unknown option 'mods'.*did you mean modes"),
         (lambda: hv.compare(workers="many"), "'many' is not a valid integer"),
-        (lambda: hv.compare(model=lambda classes: None), "name the function that makes it, as model='FILE.py:FUNC"),
+        (lambda: hv.compare(model=lambda classes: None), "model is a function: name what makes it, as model="),
         (lambda: hv.compare(modes=["ring"], dry_run=True), "unknown mode 'ring'"),
         (lambda: hv.read("nowhere"), "there is no folder nowhere"),
         (lambda: hv.explain("nowhere"), "there is no folder nowhere"),

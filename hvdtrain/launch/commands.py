@@ -103,9 +103,7 @@ def launch(
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
-    _check_recipe_can(recipe, config, retries, respawn, elastic)
-    if elastic:
-        _check_elastic(recipe, workers)
+    _check_recipe_can(recipe, config, workers, retries, respawn, elastic)
     if resumed:
         _check_same_job(Path(out), resumed, config, workers)
     used = allocate(listed, workers, config.servers) if listed else []
@@ -170,8 +168,10 @@ def _where(given: Launcher | None, listed: list[Host], resumed: Path | None) -> 
     return recipe, listed
 
 
-def _check_recipe_can(recipe: Launcher, config: RunConfig, retries: int, respawn: bool, elastic: bool) -> None:
-    """UsageError where a job cannot be started again like this, or its workers not."""
+def _check_recipe_can(
+    recipe: Launcher, config: RunConfig, workers: int, retries: int, respawn: bool, elastic: bool
+) -> None:  # fmt: skip
+    """UsageError where a job cannot be started again like this, or its workers not, or cannot go on without one."""
     if retries and recipe.script_name:
         raise UsageError(f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over")
     if respawn:
@@ -181,14 +181,10 @@ def _check_recipe_can(recipe: Launcher, config: RunConfig, retries: int, respawn
             f"--respawn starts ranks on this machine or by ray, not those of {recipe.name}: start "
             "`hvdtrain train --join --out RUN` on a host yourself"
         )
-
-
-def _check_elastic(recipe: Launcher, workers: int) -> None:
-    """UsageError where ranks are started so that none goes on without a worker; for the rest see check_elastic."""
-    if not recipe.elastic:
+    if elastic and not recipe.elastic:
         can = [name for name in recipes.names("launchers") if recipes.launcher(name).elastic]
         raise UsageError(f"--elastic is for --launcher {', '.join(can)}: {recipe.name} ends all ranks")
-    if workers == 1:
+    if elastic and workers == 1:
         raise UsageError("--elastic needs two workers or more: without the first one nothing goes on")
 
 

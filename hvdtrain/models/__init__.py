@@ -99,9 +99,10 @@ def make(
 
     if is_own(name):
         return make_own(name, classes, inputs)
+    model = _ours(name, classes, width, dropout)
     if inputs.ndim != 4:
         raise UsageError(f"{name} takes images, and these samples are {list(inputs.shape[1:])}: give --model for them")
-    return tried(name, _ours(name, classes, width, dropout), inputs, classes)
+    return tried(name, model, inputs, classes)
 
 
 def _ours(name: str, classes: int, width: float, dropout: float) -> "Network":

@@ -88,7 +88,8 @@ def test_what_is_not_there_is_refused(tmp_path, monkeypatch):
         (f"{tmp_path}/none.py:build", "FileNotFoundError"), ("mine:plain", "for the file here give ./mine.py:plain"),
         ("mine.py", "mine.py names no function: give mine.py:build"),
         ("nowhere.models:build", "No module named 'nowhere'"),
-        ("timm:resnet18", "needs timm, which is not installed"),
+        ("timm:resnet18", "needs timm, which is not installed: `uv pip install timm`"),
+        ("vggf", "vggf takes images, and these samples are .12.: give --model"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
             models.make(name, 3, inputs=ROWS)
