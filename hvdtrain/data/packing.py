@@ -60,7 +60,7 @@ def pack(data: ImageFolder, url: str, file_bytes: int, force: bool, progress: Pr
             if packing_at(url) == packing:
                 return rows
             raise UsageError(f"{url} holds something else: give another URL, or replace it with --force")
-        if open_filesystem(str(data.root)) == (filesystem, root):
+        if old and open_filesystem(str(data.root)) == (filesystem, root):
             raise UsageError(f"{url} is what is to be packed: give another URL")
         there = os.listdir(root) if getattr(filesystem, "local_file", False) and os.path.isdir(root) else []
         if others := [name for name in sorted(there) if name not in ("data", "README.md") and name[0] != "."]:

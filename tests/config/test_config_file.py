@@ -21,7 +21,7 @@ FIELDS = dataclasses.fields(RunConfig)
         (b"\xff\xfe\x00\x01" * 50, "cannot read the configuration .*config.toml"),
         ("mode = ", "cannot read the configuration .*Invalid value"),
         ("x = " + "[" * 100_000, "nested too deeply"),
-        ("seed = " + "9" * 5000, "a number in it has too many digits; --config"),
+        ("seed = " + "9" * 5000, "cannot read the configuration"),
         ('colour = "red"', "config.toml: 'colour': choose from mode, servers, dataset"),
         ("mode = 3", "mode = 3 should be of type str"),
         ("batch_size = 32.0", "batch_size = 32.0 should be of type int"),
