@@ -5,8 +5,9 @@
 For each model: two hosts of `hvdtrain hosts` at 300 Mbit/s, a run of the ring and one of a server there, and `plan
 calibrate --from` these; then other rates, numbers of hosts and of servers, which really run, a worker on each host and
 servers beside them. Prints each error, the median and the largest, and how often the faster of ring and servers was
-foretold where they differ by more than a tenth; writes rows.json and predicted.svg. The calibration never sees a run
-that is predicted. Needs what `hvdtrain hosts up` needs.
+foretold where they differ by more than a tenth, how many runs lie in their intervals, and the Brier score of which is
+the faster; writes rows.json and predicted.svg. The calibration never sees a run that is predicted. Needs what `hvdtrain
+hosts up` needs.
 
 Each host has 0.45 of a core to itself (`hosts up --cpus`), however many there are: four of them on two cores do not
 take each other's time, as real hosts do not.
@@ -15,12 +16,15 @@ take each other's time, as real hosts do not.
 import argparse
 import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from statistics import NormalDist
 
-from hvdtrain.planning.calibration import load
+from hvdtrain.planning.best import SHARED
+from hvdtrain.planning.calibration import MODEL_ERROR, Z90, load
 from hvdtrain.planning.check import compare, finished
 from hvdtrain.planning.units import BANDWIDTH
 
@@ -104,6 +108,23 @@ def winners(rows: list[dict]) -> tuple[int, int]:
     return pairs, right
 
 
+def sureness(rows: list[dict]) -> tuple[float, list[float]]:
+    """The share of runs that lie in their intervals; and of each ring beside servers on the same hosts, the squared
+    error of how probably it was foretold to be the faster (Brier, 1950).
+    """
+    inside = [row["low"] <= row["measured_step_s"] <= row["high"] for row in rows]
+    errors = []
+    for ring, servers in itertools.permutations(rows, 2):
+        same = all(ring[key] == servers[key] for key in ("model", "rate", "workers"))
+        if same and not ring["servers"] and servers["servers"]:
+            apart = sum((math.log(row["high"] / row["low"]) / 2 / Z90) ** 2 for row in (ring, servers))
+            apart -= 2 * (SHARED * MODEL_ERROR) ** 2  # errors that both have
+            lead = math.log(servers["predicted_step_s"] / ring["predicted_step_s"])
+            first = NormalDist().cdf(lead / math.sqrt(apart))
+            errors.append((first - (ring["measured_step_s"] < servers["measured_step_s"])) ** 2)
+    return statistics.fmean(inside), errors
+
+
 def draw(rows: list[dict], path: Path) -> None:
     from matplotlib import rc_context
 
@@ -149,6 +170,11 @@ def main() -> None:
     errors = sorted(abs(row["error"]) for row in rows)
     pairs, right = winners(rows)
     print(f"{len(errors)} runs: median error {statistics.median(errors):.1%}, largest {errors[-1]:.1%}")
+    inside, squares = sureness(rows)
+    print(
+        f"in their intervals of 90 %: {inside:.0%}; Brier score of {len(squares)} pairs of ring and servers: "
+        f"{statistics.fmean(squares):.3f}"
+    )
     print(f"the faster of two that differ by more than a tenth: right in {right} of {pairs}")
 
 
