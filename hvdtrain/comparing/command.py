@@ -203,10 +203,9 @@ def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins
 
 def _check_folder(dataset: str) -> None:
     """UsageError where --dataset is to be a folder, and is none."""
-    from hvdtrain.data.find import is_url, locate_folder
-    from hvdtrain.data.synthetic import NAME
+    from hvdtrain.data.find import is_name, is_url, locate_folder
 
-    is_folder = dataset not in (NAME, *recipes.names("datasets")) and not is_url(dataset) and not is_code(dataset)
+    is_folder = not (is_name(dataset) or is_url(dataset) or is_code(dataset))
     if is_folder and not locate_folder(dataset).is_dir():
         raise UsageError(f"--dataset {dataset}: there is no such folder")
 

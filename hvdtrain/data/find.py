@@ -45,6 +45,11 @@ def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
     return packed.read(place)
 
 
+def is_name(dataset: str) -> bool:
+    """Whether `--dataset` is a recipe's name, or `synthetic`: not a path, and not a URL."""
+    return dataset == NAME or dataset in recipes.names("datasets")
+
+
 def is_url(dataset: str) -> bool:
     """Whether `--dataset` is a URL for fsspec: `s3://…`, `hf://datasets/…`, `simplecache::https://…`."""
     return "://" in dataset

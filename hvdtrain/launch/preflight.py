@@ -68,8 +68,7 @@ def check_hosts(
         shared_file = stack.enter_context(new_file_near(out)) if out else ""
         launcher_port = stack.enter_context(create_server(("", 0), backlog=probe.BACKLOG)).getsockname()[1]
         ask = stack.enter_context(_probes(hosts, requirements.working_folder))
-        request = {"shared": shared_file, "files": list(requirements.files), "interface": interface}
-        replies = ask({host.name: request | {"address": resolve(host.name)} for host in hosts})
+        replies = ask(_descriptions(hosts, shared_file, requirements.files, interface))
         answers = {name: reply for name, reply in replies.items() if "error" not in reply}
         listening = {
             name: [reply["address"], reply["port"]]
@@ -101,11 +100,16 @@ def check_hosts(
 def describe_hosts(hosts: Sequence[Host]) -> dict[str, dict[str, Any]]:
     """What each host has, by its name: see world.host.hardware. UsageError where one does not answer."""
     with _probes(hosts) as ask:
-        request = {"shared": "", "files": [], "interface": ""}
-        replies = ask({host.name: request | {"address": resolve(host.name)} for host in hosts})
+        replies = ask(_descriptions(hosts))
     if silent := [f"{name}: {reply['error']}" for name, reply in replies.items() if "error" in reply]:
         raise UsageError(*silent)
     return replies
+
+
+def _descriptions(hosts: Sequence[Host], shared: str = "", files: Sequence[str] = (), interface: str = "") -> Requests:
+    """For each host the request to describe it; see probe.describe."""
+    request = {"shared": shared, "files": list(files), "interface": interface}
+    return {host.name: request | {"address": resolve(host.name)} for host in hosts}
 
 
 def _measure(ask: Ask, listening: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Pair, ...]:

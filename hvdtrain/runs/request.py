@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import models, modes
-from hvdtrain.config import recipes
 from hvdtrain.config.command_line import config_options
 from hvdtrain.config.file import read_config
 from hvdtrain.config.run_config import DEVICES, LENGTHS, OPEN_WIRES, RunConfig, flag
@@ -341,8 +340,7 @@ def check_trusted(options: Mapping[str, Any], given: Collection[str], trusts: bo
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The same with absolute paths, so that it means the same from any folder."""
 
-    from hvdtrain.data.find import is_url  # with what builds data sets
-    from hvdtrain.data.synthetic import NAME
+    from hvdtrain.data.find import is_name, is_url  # with what builds data sets
 
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
@@ -350,7 +348,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def code(name: str) -> str:
         return with_file(name, file) if (file := file_of(name)) else name
 
-    known = config.dataset in (NAME, *recipes.names("datasets")) or is_url(config.dataset)
+    known = is_name(config.dataset) or is_url(config.dataset)
     own = is_code(config.dataset)
     return dataclasses.replace(
         config, dataset=config.dataset if known else code(config.dataset) if own else absolute(config.dataset),
