@@ -114,7 +114,7 @@ def calls(here, words, what):
     return code, printed
 
 
-@settings(max_examples=EXAMPLES or 50, derandomize=not EXAMPLES)
+@settings(max_examples=EXAMPLES or 50)
 @given(st.sampled_from(sorted(READERS)), st.integers(0, 2**32))
 def test_a_spoiled_file_is_read_or_is_a_line(base, one_thread, kind, seed):
     """Spoil one file of a copy, and let a command read it."""
@@ -170,7 +170,7 @@ def test_no_text_of_a_strangers_folder_becomes_a_path_or_a_command_or_is_obeyed(
             assert "<script>[" not in file.read_text() or file.suffix not in (".html", ".svg"), file
 
 
-@settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)
+@settings(max_examples=EXAMPLES or 20)
 @given(st.integers(0, 2**32))
 def test_hosts_and_urls_of_any_letters_are_read_or_are_a_line(seed):
     rng = random.Random(seed)
@@ -222,7 +222,7 @@ def test_what_is_no_regular_file_is_not_read(base, one_thread, tmp_path, name):
             calls(here, command.split(), name)
 
 
-@settings(max_examples=EXAMPLES or 20, derandomize=not EXAMPLES)
+@settings(max_examples=EXAMPLES or 20)
 @given(st.integers(0, 2**32))
 def test_a_spoiled_snapshot_is_gone_on_from_or_is_a_line(base, one_thread, seed):
     """Its checksums are right, as a hostile hand would make them."""

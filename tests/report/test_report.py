@@ -232,6 +232,7 @@ SOME_SUMMARY = summary(SOME_MANIFEST, histogram={"0": 1})
     st.dictionaries(st.sampled_from(sorted(SOME_MANIFEST) + sorted(SOME_SUMMARY)), json_values, min_size=1, max_size=3)
 )
 @example({"target_accuracy": None})
+@example({"parameters": None})
 def test_whatever_stands_in_a_run_folder_there_is_a_report_or_one_line(tmp_path_factory, changed):
     root = tmp_path_factory.mktemp("any")
     for mode in ("ps-async", "ps-sync"):
