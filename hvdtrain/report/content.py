@@ -187,9 +187,9 @@ def collect(runs: Sequence[Run], margins: Margins = DEFAULT, reference: str = ""
 def _subject(of: Comparison) -> str:
     """`vggf, 2.2M weights, digits; 2 workers on one host of 2 cores`."""
     run = next((run for run in of.runs if run.kind.is_distributed), of.runs[0])
-    manifest, weights = run.manifest, run.manifest.parameters
-    size = f"{three_digits(weights / 1e6)}M" if (weights or 0) >= 1e5 else f"{weights:,}" if weights else ""
-    what = ", ".join(filter(None, [manifest.model, size and f"{size} weights", manifest.dataset]))
+    manifest, weights = run.manifest, run.manifest.parameters or 0
+    size = f"{three_digits(weights / 1e6)}M weights" if weights >= 1e5 else f"{weights:,} weights" if weights else ""
+    what = ", ".join(filter(None, [manifest.model, size, manifest.dataset]))
     hosts, cores = len(manifest.hardware.hosts), manifest.hardware.cores_usable or manifest.hardware.cores
     each = "GPUs" if (manifest.device or "").startswith("cuda") else with_noun(cores, "core") if cores else ""
     place = "one host" if hosts < 2 else with_noun(hosts, "host")
