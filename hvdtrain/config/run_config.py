@@ -98,7 +98,7 @@ class RunConfig:
     schedule: str = option(
         "auto", "The learning rate is `constant`; falls as a `cosine` to nearly 0 at the last step (with --time-budget "
         "it is constant); or is multiplied by --step-factor at each `step`, every --step-epochs. `auto` is cosine over "
-        "epochs, and constant with --steps, so that --resume may add some.",
+        "epochs; with --steps it rises over the first 50 and stays, so that --resume may add some.",
         click.Choice(["auto", "cosine", "constant", "step"]),
     )  # fmt: skip
     step_epochs: int = option(30, "For --schedule step: epochs between its steps.", click.IntRange(1))
@@ -293,6 +293,11 @@ class RunConfig:
     def falls_as_cosine(self) -> bool:
         """Whether the learning rate does where the number of steps is known; `auto` is decided."""
         return self.schedule == "cosine" or (self.schedule == "auto" and not self.steps)
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps in which the learning rate rises evenly from 0; `auto` is decided."""
+        return self.warmup or (50 if self.schedule == "auto" and self.steps else 0)
 
     @property
     def can_look_ahead(self) -> bool:

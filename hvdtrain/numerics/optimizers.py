@@ -185,7 +185,7 @@ def schedule(config: RunConfig, steps: int | None) -> str:
         how = f"cosine over {steps} steps"
     else:
         how = "constant"
-    return f"{how}, warm-up over {config.warmup}" if config.warmup else how
+    return f"{how}, warm-up over {config.warm_up_steps}" if config.warm_up_steps else how
 
 
 def lr_at(config: RunConfig, step: int, epoch: int, steps: int | None) -> float:
@@ -194,7 +194,7 @@ def lr_at(config: RunConfig, step: int, epoch: int, steps: int | None) -> float:
     `cosine` falls from lr to nearly 0 (Loshchilov & Hutter, 2017, arXiv:1608.03983, eq. 5, without restarts). Warm-up
     multiplies it by step / warmup in the first steps (Goyal et al., 2017, arXiv:1706.02677, section 2.2).
     """
-    warm = min(1.0, step / config.warmup) if config.warmup else 1.0
+    warm = min(1.0, step / (config.warm_up_steps or 1))
     if config.schedule == "step":
         return warm * config.lr * config.step_factor ** ((epoch - 1) // config.step_epochs)
     if config.falls_as_cosine and steps:
