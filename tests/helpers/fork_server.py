@@ -51,8 +51,9 @@ class ForkServer:
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         os.umask(0o077)  # nobody else may connect
         folder = os.open(place.parent, os.O_PATH)
-        self.listening.bind(f"/proc/self/fd/{folder}/{place.name}")
+        self.listening.bind(f"/proc/self/fd/{folder}/new")
         self.listening.listen(4096)
+        place.with_name("new").rename(place)  # who finds it may connect
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listening, selectors.EVENT_READ)
         self.selector.register(0, selectors.EVENT_READ)
