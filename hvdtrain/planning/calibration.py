@@ -78,11 +78,6 @@ class Quantity:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """
-    Attributes:
-        gradient_megabytes: 10^6 bytes, of float32.
-    """
-
     name: str
     gradient_megabytes: Annotated[float, Meta(ge=0, le=1e6)]
     forward_ms: Quantity
@@ -91,20 +86,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The keys of the file.
-
-    Attributes:
-        model: what was measured, for people.
-        layers: in forward order.
-        fixed_ms: of a step's computing, what belongs to no layer.
-        transports: by mode, `ps` for all with servers: see TRANSPORT_FIELDS.
-        codecs: by name: see CODEC_FIELDS.
-        batch_fixed_share: of computing, what does not grow with the batch.
-        step_jitter: standard deviation of the logarithm of a step's computing time.
-        cores_per_host: cores' worth of processor time; a part of one where a control group limits a host.
-        machine_speedup: how many times as fast as a worker one process computes with all cores of a host.
-        bandwidth_gbit: of the hosts that it was made on, or None.
-        most_workers, most_servers: that it was made with: what it can say something about.
+    """The keys of the file, whose meaning and units README.md has.
 
     Raises:
         ValueError: a cost of a transport or a codec is missing.
@@ -162,30 +144,40 @@ class Calibration:
         come out. A draw has the same in each mode of what all share: what slows one layer slows the next too. What
         messages cost was measured for each transport by itself, and is drawn so.
         """
-        if asked.replaces:
-            machine = self.with_batch(self.batch_per_worker * asked.replaces).scenario(replace(asked, replaces=0), draw)
-            return machine.faster(self.of_machine(asked.workers_per_host).drawn(draw))
-        forward = 1e-3 * _relative([layer.forward_ms for layer in self.layers]).drawn(draw)
-        backward = 1e-3 * _relative([layer.backward_ms for layer in self.layers]).drawn(draw)
-        layers = tuple(
-            Layer(
-                layer.name, round(layer.gradient_megabytes * 1e6 / 4), layer.forward_ms.value * forward,
-                layer.backward_ms.value * backward,
-            )
-            for layer in self.layers
-        )  # fmt: skip
-        shared = (self.fixed_ms, self.optimizer_ms_per_mb, self.latency_us)
-        fixed_ms, optimizer_ms, latency_us = (figure.drawn(draw) for figure in shared)
+        made = self.with_batch(self.batch_per_worker * asked.replaces) if asked.replaces else self
+        forward = 1e-3 * _relative([layer.forward_ms for layer in made.layers]).drawn(draw)
+        backward = 1e-3 * _relative([layer.backward_ms for layer in made.layers]).drawn(draw)
+        fixed_s = 1e-3 * made.fixed_ms.drawn(draw)
+        optimizer_s_per_mb = 1e-3 * self.optimizer_ms_per_mb.drawn(draw)
+        latency_s = 1e-6 * self.latency_us.drawn(draw)
         kind = "ps" if asked.servers else asked.mode if asked.mode in self.transports else "allreduce"
-        figures, apart = self.transports[kind], draw and random.Random(f"{draw.random()} {kind}")
+        apart = draw and random.Random(f"{draw.random()} {kind}")
+        figures = self.transports[kind]
         costs = {key: figures[key].drawn(apart) for key in TRANSPORT_FIELDS if key in figures}
         costs["efficiency"] = min(1.0, costs["efficiency"])
         codec = {key: figure.drawn(draw) for key, figure in self.codecs.get(asked.compression, {}).items()}
+        faster = self.of_machine(asked.workers_per_host).drawn(draw) if asked.replaces else 1.0
+        layers = tuple(
+            Layer(
+                round(layer.gradient_megabytes * 1e6 / 4),
+                layer.forward_ms.value * forward / faster,
+                layer.backward_ms.value * backward / faster,
+            )
+            for layer in made.layers
+        )
         return replace(
-            asked, layers=layers, fixed_s=1e-3 * fixed_ms, optimizer_s_per_mb=1e-3 * optimizer_ms,
-            latency_s=1e-6 * latency_us, transport=Transport(**costs), codec=Codec(**codec), jitter=self.step_jitter,
-            cores=self.cores_per_host, threads=self.threads_per_worker, on_processor=self.device == "cpu",
-        )  # fmt: skip
+            asked,
+            layers=layers,
+            fixed_s=fixed_s / faster,
+            optimizer_s_per_mb=optimizer_s_per_mb,
+            latency_s=latency_s,
+            transport=Transport(**costs),
+            codec=Codec(**codec),
+            jitter=self.step_jitter,
+            cores=self.cores_per_host,
+            threads=self.threads_per_worker,
+            on_processor=self.device == "cpu",
+        )
 
     def save(self, path: Path) -> None:
         content = {"format": FORMAT, "version": VERSION} | to_builtins(self)

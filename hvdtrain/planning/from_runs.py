@@ -9,7 +9,7 @@ from dataclasses import replace
 from hvdtrain.planning.calibration import TRANSPORTS, Calibration, Quantity
 from hvdtrain.planning.check import measured_step_s, question
 from hvdtrain.planning.layout import local_part
-from hvdtrain.planning.scenario import MIB, Scenario
+from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
 from hvdtrain.planning.simulate import simulate
 from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import read_server_loads
@@ -78,7 +78,7 @@ def message_seconds(job: Scenario) -> tuple[float, float, float]:
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
         each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
         return n * each_us * 1e-6, n * moved * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
-    messages = max(job.servers, job.bytes / job.bucket_bytes)
+    messages = max(job.servers, job.bytes / BUCKET_BYTES)
     local = local_part(job)
     times = n * (1 - local + local * costs.local_share)
     at_workers = times * (sent * costs.send_s_per_gb + gigabytes * costs.receive_s_per_gb)

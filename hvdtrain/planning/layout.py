@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from hvdtrain.planning.scenario import Scenario
+from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 
 # Workers in lockstep that are alike do the same at the same time: one of each kind is simulated, exactly. Groups of
 # servers, and of workers that are not in lockstep, are approximate where they hold several: their messages interleave
@@ -105,8 +105,8 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
         begin, end = total * first // servers, total * (first + count) // servers
         first += count
         size = end - begin
-        messages = count * max(1, -(-size // count // scenario.bucket_bytes))
-        largest = max(scenario.bucket_bytes, total / most_pieces)
+        messages = count * max(1, -(-size // count // BUCKET_BYTES))
+        largest = max(BUCKET_BYTES, total / most_pieces)
         number = max(1, min(messages, round(size / largest + 0.49)))
         for i in range(number):
             start, stop = begin + size * i // number, begin + size * (i + 1) // number

@@ -12,6 +12,7 @@ from hvdtrain.planning.scenario import MIB, Scenario
 from hvdtrain.planning.worker import Exchange, Worker
 
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
+FUSION = 128 * MIB  # Horovod reduces at most so much at once: HOROVOD_FUSION_THRESHOLD
 FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
 AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 
@@ -51,7 +52,7 @@ class Ring(Exchange):
             numbers = self._next()
             gradients = sum(self.pieces[number].bytes for number in numbers)
             optimizer_s = s.optimizer_s_per_mb * gradients / 1e6
-            if s.is_sharded:
+            if s.mode == "sharded":
                 yield partial(self._operation, gradients, 1)
                 yield partial(self.cores.work, optimizer_s / s.workers, self.worker.times)
                 yield partial(self._operation, gradients, 1)
@@ -73,7 +74,7 @@ class Ring(Exchange):
             taken, size = [], 0
             for number in self.ready if self.is_horovod else self.ready[:1]:
                 size += self.pieces[number].bytes
-                if taken and size > self.scenario.fusion_bytes:
+                if taken and size > FUSION:
                     break
                 taken.append(number)
         self.ready = [number for number in self.ready if number not in taken]

@@ -1,7 +1,7 @@
 """What is simulated: a model's layers, what messages cost, and a cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hvdtrain import modes
 
@@ -10,6 +10,7 @@ RING_MODES, SERVER_MODES = (
     [name for name in MODES if modes.declared(name).family == family] for family in (modes.RING, modes.SERVERS)
 )
 MIB = 2**20
+BUCKET_BYTES = 4 * MIB  # of weights, that servers are sent as one: RunConfig.bucket_mb
 WARM_UP = 1  # simulated steps that are not counted
 LEAST_FREE = 0.1  # share of the cores of a host that is left however many processes it has
 
@@ -23,7 +24,6 @@ class Layer:
         forward_s, backward_s: seconds of computing for a worker's batch.
     """
 
-    name: str
     parameters: int
     forward_s: float
     backward_s: float
@@ -31,16 +31,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transport:
-    """What carrying bytes costs the processors, beside the time on the wire: the keys of a calibration's transports.
-
-    Attributes:
-        message_us: processor time of a message at each of its ends; in a ring, of each of its 2(n-1) hops.
-        operation_us: processor time of beginning a collective: agreeing on what is reduced.
-        send_s_per_gb, receive_s_per_gb: of a worker; in a ring receiving includes adding.
-        server_send_s_per_gb, server_receive_s_per_gb: of a server, adding up included.
-        local_share: what a byte costs the processors that stays on its host, over one that crosses the network.
-        idle_cores: cores that each process takes while it has nothing to do: threads that wake up, heartbeats.
-        efficiency: share of the link's bandwidth that payload reaches.
+    """What carrying bytes costs the processors, beside the time on the wire, and the share of the wire that is reached:
+    `transports` of a calibration, as README.md has them. In a ring receiving includes adding, as it does at a server.
     """
 
     message_us: float = 0.0
@@ -56,12 +48,7 @@ class Transport:
 
 @dataclass(frozen=True)
 class Codec:
-    """What a compression costs: the keys of a calibration's codecs.
-
-    Attributes:
-        encode_ms_per_mb, decode_ms_per_mb: processor time for each MB (10^6 bytes) of gradients before it.
-        wire_share: bytes of a gradient as it is sent, over its bytes as float32.
-    """
+    """What a compression costs the processors, and what it leaves of the bytes: `codecs` of a calibration."""
 
     encode_ms_per_mb: float = 0.0
     decode_ms_per_mb: float = 0.0
@@ -136,9 +123,7 @@ class Scenario:
     local_steps: int = 1
     replaces: int = 0
     round_steps: int = 0
-    bucket_bytes: int = 4 * MIB
     under_way_bytes: int = 48 * MIB
-    fusion_bytes: int = 128 * MIB
     slow: Slow = Slow()
 
     @property
@@ -159,10 +144,6 @@ class Scenario:
     def computing_s(self) -> float:
         """Of one worker's step, alone and undisturbed."""
         return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.mode == "sharded"
 
     @property
     def waits_for_layers(self) -> bool:
@@ -190,13 +171,6 @@ class Scenario:
     @property
     def optimizer_s(self) -> float:
         return self.optimizer_s_per_mb * self.bytes / 1e6
-
-    def faster(self, factor: float) -> "Scenario":
-        """The same, but that computing is so many times as fast."""
-        layers = (
-            replace(one, forward_s=one.forward_s / factor, backward_s=one.backward_s / factor) for one in self.layers
-        )
-        return replace(self, layers=tuple(layers), fixed_s=self.fixed_s / factor)
 
     def free_cores(self, processes: int, hosts: int) -> float:
         """What so many processes leave of the cores of so many hosts while they have nothing to do."""

@@ -4,7 +4,7 @@ import math
 
 from hvdtrain.planning.layout import FINE, Detail
 from hvdtrain.planning.ring import Ring
-from hvdtrain.planning.scenario import Outcome, Scenario
+from hvdtrain.planning.scenario import BUCKET_BYTES, Outcome, Scenario
 from hvdtrain.planning.servers import Servers
 
 STEPS, STEPS_ASYNCHRONOUS, STEPS_RING = 3, 4, 10  # rings cost little
@@ -18,7 +18,7 @@ def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail =
     if not scenario.servers:
         enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS_RING
         return Ring(scenario, steps or enough, of_mode, detail).run()
-    buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
+    buckets = max(scenario.servers, scenario.bytes / BUCKET_BYTES)
     enough = max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))
     if not scenario.in_lockstep:
         enough = STEPS_ASYNCHRONOUS

@@ -164,7 +164,7 @@ class Worker:
                     exchange.gradient(self, number)
             if not scenario.waits_for_layers:
                 yield from self._until_fresh(range(len(layers)))
-            if not (scenario.servers or scenario.waits_for_layers or scenario.is_sharded):
+            if not (scenario.servers or scenario.waits_for_layers or scenario.mode == "sharded"):
                 self.pace = 1.0
                 yield self.compute(scenario.optimizer_s)
             exchange.step_ended(self)

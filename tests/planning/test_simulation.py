@@ -24,7 +24,7 @@ EVERY = [("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-sync", 8), ("ps-asyn
 
 def layers(seconds, parameters=VGG16):
     one = seconds / 3 / len(parameters)
-    return tuple(Layer(f"layer{i}", size, one, 2 * one) for i, size in enumerate(parameters))
+    return tuple(Layer(size, one, 2 * one) for size in parameters)
 
 
 def scenario(mode="ps-sync", workers=4, servers=0, computing=0.3, **more):
