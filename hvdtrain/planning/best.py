@@ -3,18 +3,17 @@
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hvdtrain import modes
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
-from hvdtrain.planning.predict import DRAWS, Row, codec_of, label, row, speed
+from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, speed
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 from hvdtrain.planning.simulate import simulate
 
 COMPRESSIONS = ("fp16", "int8")  # tried beside none, where both sides can send it
-LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
 SHOWN = 8  # uses of some hosts
 PROMISING = 3  # of the fastest, simulated roughly
 HOPELESS = 4  # times as slow as another: how probably it is the fastest need not be drawn
@@ -39,32 +38,32 @@ def candidates(
         hosts: of the ring, each with asked.workers_per_host workers.
     """
     families = [[modes.declared(name) for name in of if name in names] for of in (RING_MODES, SERVER_MODES)]
-    places = [[(hosts, 0, "dedicated")], _places(hosts, hosts * price_host, price_host, price_server)]
+    places = [[(hosts, 0, "dedicated")], _places(hosts, price_host, price_server)]
     codecs = [asked.compression]
     if asked.compression == "none":
         known = [codec for codec in COMPRESSIONS if codec in calibration.codecs]
         codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
-    return [
-        [
+    sides: Sides = []
+    for of, on in zip(families, places, strict=True):
+        sending = dict.fromkeys((m.name, codec_of(calibration, m.name, codec)) for m in of for codec in codecs)
+        sides.append([
             replace(
-                asked, mode=mode.name, workers=n * asked.workers_per_host, servers=servers, placement=placement,
+                asked, mode=mode, workers=n * asked.workers_per_host, servers=servers, placement=placement,
                 compression=codec,
             )
-            for mode in of
-            for codec in dict.fromkeys(codec_of(calibration, mode.name, codec) for codec in codecs)
+            for mode, codec in sending
             for n, servers, placement in on
-        ]
-        for of, on in zip(families, places, strict=True)
-    ]  # fmt: skip
+        ])  # fmt: skip
+    return sides
 
 
-def _places(hosts: int, budget: float, price_host: float, price_server: float) -> list[tuple[int, int, str]]:
-    """(worker hosts, servers, placement) that the budget pays for: few of each kind, powers of two and the ends."""
+def _places(hosts: int, price_host: float, price_server: float) -> list[tuple[int, int, str]]:
+    """(worker hosts, servers, placement) that a budget pays for: few of each kind, powers of two and the ends."""
     tried = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, hosts, hosts // 2, hosts * 3 // 4, hosts - 1}
     counts = sorted(count for count in tried if 0 < count <= hosts)
     places = [(hosts, servers, "shared") for servers in counts]
     for worker_hosts in counts:
-        servers = int((budget - worker_hosts * price_host) / price_server + 1e-9)
+        servers = int((hosts - worker_hosts) * price_host / price_server + 1e-9)
         if servers > 0:
             places.append((worker_hosts, min(servers, 4 * hosts), "dedicated"))
     return places
@@ -75,50 +74,44 @@ def machine(asked: Scenario, workers: int) -> Scenario:
     return replace(asked, mode="single", workers=1, servers=0, replaces=workers, compression="none", local_steps=1)
 
 
-def ranked(
-    calibration: Calibration, jobs: Sequence[Scenario], seed: int, detail: Detail
-) -> list[tuple[float, Scenario]]:  # fmt: skip
+def ranked(calibration: Calibration, jobs: Iterable[Scenario], detail: Detail) -> list[tuple[float, Scenario]]:
     """With their samples a second, the fastest first; 0 of those of which one worker does nearly all."""
     found = []
     for job in jobs:
-        outcome = simulate(calibration.scenario(job), seed=seed, detail=detail)
-        is_lone = outcome.busiest_share >= LONE and job.workers > 1
-        found.append((0.0 if is_lone else speed(calibration, job, outcome.step_s), job))
+        outcome = simulate(calibration.scenario(job), detail=detail)
+        is_cluster = not is_lone(job.workers, outcome.busiest_share)
+        found.append((speed(calibration, job, outcome.step_s) if is_cluster else 0.0, job))
     return sorted(found, key=lambda one: -one[0])
 
 
 def cell(
-    calibration: Calibration, asked: Scenario, sides: Sides, hosts: int, basis: str, seed: int = 0,
-    detail: Detail = FINE,
-) -> Row:  # fmt: skip
+    calibration: Calibration, asked: Scenario, sides: Sides, hosts: int, basis: str = "hosts", detail: Detail = FINE
+) -> Row:
     """A place of the map: the best of each side, and how probably each is the fastest of all."""
     workers = hosts * asked.workers_per_host
-    of_sides = [*sides, [machine(asked, workers)]]
     best = []
-    for jobs in of_sides:
-        promising = [job for _, job in ranked(calibration, jobs, seed, ROUGH)[:PROMISING]]
-        best.append(ranked(calibration, promising, seed, min(detail, COARSE))[:1])
+    for jobs in (*sides, [machine(asked, workers)]):
+        promising = [job for _, job in ranked(calibration, jobs, ROUGH)[:PROMISING]]
+        best.append(ranked(calibration, promising, min(detail, COARSE))[:1])
     least = max(samples for of in best for samples, _ in of) / HOPELESS
-    rows: list[Row | None] = []
-    for of in best:
-        known = [row(calibration, job, seed, detail, samples > least) for samples, job in of if samples]
-        rows.append(known[0] if known else None)
-    ring, servers, _ = rows
-    names = ("ring", "servers", "one_machine")
-    found = dict(zip(names, rows, strict=True))
-    return {
+    rows = {
+        name: next((row(calibration, job, detail, samples > least) for samples, job in of if samples), None)
+        for name, of in zip(("ring", "servers", "one_machine"), best, strict=True)
+    }
+    place = {
         "workers": workers, "hosts": hosts, "bandwidth_gbit": asked.bandwidth_gbit,
         "local_steps": asked.local_steps, "basis": basis,
-        **{f"p_{name}": p for name, p in zip(names, chances(calibration, rows, seed), strict=True)},
-        **{name: of and label(of) for name, of in found.items()},
-        **{f"{name}_samples_per_s": of and of["samples_per_s"] for name, of in found.items()},
-        "ratio": ring["samples_per_s"] / servers["samples_per_s"] if ring and servers else None,
     }  # fmt: skip
+    place |= {f"p_{name}": p for name, p in zip(rows, chances(calibration, list(rows.values())), strict=True)}
+    place |= {name: of and label(of) for name, of in rows.items()}
+    place |= {f"{name}_samples_per_s": of and of["samples_per_s"] for name, of in rows.items()}
+    ring, servers = rows["ring"], rows["servers"]
+    return place | {"ratio": ring["samples_per_s"] / servers["samples_per_s"] if ring and servers else None}
 
 
 def map_of(
     calibration: Calibration, asked: Scenario, names: Sequence[str], workers: Sequence[int],
-    bandwidths: Sequence[float], local_steps: Sequence[int], seed: int = 0,
+    bandwidths: Sequence[float], local_steps: Sequence[int],
 ) -> list[Row]:  # fmt: skip
     """A place for each number of workers that a ring has, bandwidth and number of local steps."""
     places = []
@@ -126,15 +119,15 @@ def map_of(
         hosts = -(-n // asked.workers_per_host)
         if hosts > 1:
             job = replace(asked, bandwidth_gbit=gbit, local_steps=steps)
-            places.append(cell(calibration, job, candidates(calibration, job, names, hosts), hosts, "hosts", seed))
+            places.append(cell(calibration, job, candidates(calibration, job, names, hosts), hosts))
     return places
 
 
-def chances(calibration: Calibration, rows: Sequence[Row | None], seed: int = 0) -> list[float]:
+def chances(calibration: Calibration, rows: Sequence[Row | None]) -> list[float]:
     """How probably each of a ring, servers and one machine has most samples a second: from draws of the calibration, in
     which each side has its costs of messages, and of the model's error.
     """
-    draw, wins = random.Random(f"{seed} chances"), [0] * len(rows)
+    draw, wins = random.Random("0 chances"), [0] * len(rows)
     for _ in range(SAMPLED):
         number, shared = draw.randrange(DRAWS), draw.gauss(0, SHARED * calibration.model_error)
         speeds = []
@@ -149,19 +142,20 @@ def chances(calibration: Calibration, rows: Sequence[Row | None], seed: int = 0)
 
 def splits(
     calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float,
-    price_server: float, seed: int = 0,
-) -> tuple[list[Row], Row]:  # fmt: skip
+    price_server: float,
+) -> tuple[list[Row], list[Row]]:  # fmt: skip
     """Rows as predict.row has them with `price` an hour, the one with most samples a second first: the best uses, the
-    best of each mode and compression, one machine. With them a place of the map.
+    best of each mode and compression, one machine. With them a map of one place.
     """
     sides = candidates(calibration, asked, names, hosts, price_host, price_server)
-    order = [job for _, job in ranked(calibration, list(itertools.chain(*sides)), seed, ROUGH)]
+    order = [job for _, job in ranked(calibration, itertools.chain(*sides), ROUGH)]
     of_kinds = {(job.mode, job.compression): job for job in reversed(order)}
     chosen = [job for job in order if job in order[:SHOWN] or job in of_kinds.values()]
     rows = []
     for job in [*chosen, machine(asked, hosts * asked.workers_per_host)]:
-        at, apart = row(calibration, job, seed), job.servers if job.placement == "dedicated" else 0
+        at, apart = row(calibration, job), job.servers if job.placement == "dedicated" else 0
         worker_hosts = at["hosts"] - apart
         rows.append(at | {"worker_hosts": worker_hosts, "price": worker_hosts * price_host + apart * price_server})
     rows.sort(key=lambda one: -one["samples_per_s"])
-    return rows, cell(calibration, asked, sides, hosts, "hosts" if price_server == price_host else "price", seed)
+    basis = "hosts" if price_server == price_host else "price"
+    return rows, [cell(calibration, asked, sides, hosts, basis)]

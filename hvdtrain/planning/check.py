@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import predict
 from hvdtrain.planning.calibration import Calibration
+from hvdtrain.planning.predict import Row
 from hvdtrain.planning.scenario import MODES, Scenario
 from hvdtrain.planning.show import between, rate, seconds
 from hvdtrain.planning.units import Stragglers
@@ -20,7 +20,6 @@ from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, load_run
 
-Row = dict[str, Any]
 WARM_UP = 2  # steps that are not counted
 LOCAL_GBIT = 1e4  # between processes of one host
 

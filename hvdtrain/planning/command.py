@@ -92,7 +92,6 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 )
 @click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
 @click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
@@ -101,7 +100,7 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
     names: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int,
-    local_steps: list[Any], staleness: int, slow: Slow, seed: int, file: Path | None, plot: Path | None,
+    local_steps: list[Any], staleness: int, slow: Slow, file: Path | None, plot: Path | None,
     hosts: int | None, price_host: float, price_server: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
@@ -122,28 +121,28 @@ def predict(
         MODES[0], compression=compression, placement=placement, workers_per_host=gpus_per_host, slow=slow,
         staleness=staleness,
     )  # fmt: skip
-    found: dict[str, Any] = {"calibration": str(calibration), "model": known.model}
+    title = ""
     if hosts:
         if len(bandwidths) != 1 or len(local_steps) != 1:
             raise UsageError("--hosts asks about one network: give one --bandwidth, and one number of --local-steps")
         prediction.check_slow(asked, hosts * gpus_per_host)
         asked = replace(asked, bandwidth_gbit=bandwidths[0], local_steps=local_steps[0])
-        rows, place = best.splits(known, asked, names, hosts, price_host, price_server or price_host, seed)
-        found |= {"rows": rows, "best": rows[0], "map": [place]}
-        show.predictions(rows, f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour")
+        rows, map_ = best.splits(known, asked, names, hosts, price_host, price_server or price_host)
+        title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
     else:
-        scenarios = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)
-        scenarios += [best.machine(asked, n) for n in workers]
-        rows = [prediction.row(known, scenario, seed) for scenario in scenarios]
-        found |= {"rows": rows, "map": best.map_of(known, asked, names, workers, bandwidths, local_steps, seed)}
-        show.predictions(rows)
-    if found["map"]:
-        show.show(show.map_table(found["map"]))
+        jobs = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)
+        rows = [prediction.row(known, job) for job in (*jobs, *(best.machine(asked, n) for n in workers))]
+        map_ = best.map_of(known, asked, names, workers, bandwidths, local_steps)
+    show.predictions(rows, title)
+    if map_:
+        show.show(show.map_table(map_))
+    found = {"calibration": str(calibration), "model": known.model, "rows": rows, "map": map_}
+    if hosts:
+        found["best"] = rows[0]
     if file:
         _write(file, found)
     if plot:
-        shown = [[of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, found["map"])]
-        plots.save(plot, *shown)
+        plots.save(plot, *([of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, map_)))
     for line in _warnings(known, asked, rows):
         click.echo(line)
     return found
@@ -169,11 +168,10 @@ def needs(
     \b
     hvdtrain plan needs cal.json --workers 4 --efficiency 0.8
     """
-    from hvdtrain.planning import needs as needed
     from hvdtrain.planning import predict, show
 
     jobs = predict.scenarios(Scenario(MODES[0], placement="shared"), names, workers, servers, [1.0], local_steps)
-    rows = needed.needs(load(calibration), jobs, efficiency)
+    rows = predict.needs(load(calibration), jobs, efficiency)
     if file:
         _write(file, {"rows": rows})
     show.needs(rows)
@@ -195,9 +193,8 @@ def case(case: Path, file: Path | None) -> None:
 
 def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any]) -> list[str]:
     """What the calibration says little about, and what of the question is not in all rows."""
-    most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
     lines = []
-    if most_servers > known.most_servers or most_workers > known.most_workers:
+    if any(row["beyond"] for row in rows):
         lines.append(
             f"The calibration was made with {with_noun(known.most_workers, 'worker')} and "
             f"{with_noun(known.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "

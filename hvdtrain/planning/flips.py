@@ -18,8 +18,9 @@ from hvdtrain.planning.calibration import MODEL_ERROR, TRANSPORTS, Calibration, 
 from hvdtrain.planning.check import LOCAL_GBIT, measured_step_s, question
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
+from hvdtrain.planning.predict import Row
 from hvdtrain.planning.scenario import Scenario, Slow
-from hvdtrain.planning.show import ANSWERS, Row, answer, map_table, rate
+from hvdtrain.planning.show import ANSWERS, answer, map_table, rate
 from hvdtrain.planning.simulate import simulate
 from hvdtrain.report.table import Table
 from hvdtrain.runs.fields import field_value
@@ -111,7 +112,7 @@ def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str
 
     def place(made: Calibration = made, n: int = asked.workers, **changed: Any) -> Row:
         job, hosts = replace(asked, **changed), -(-n // asked.workers_per_host)
-        return best.cell(made, job, best.candidates(made, job, names, hosts), hosts, "hosts", detail=ROUGH)
+        return best.cell(made, job, best.candidates(made, job, names, hosts), hosts, detail=ROUGH)
 
     rates, sizes = sorted({*BANDWIDTHS, asked.bandwidth_gbit}), sorted({*WORKERS, asked.workers})
     map_ = [place(n=n, bandwidth_gbit=gbit) for n in sizes if n > asked.workers_per_host for gbit in rates]

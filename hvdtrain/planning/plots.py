@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import plot_style
+from hvdtrain.planning.predict import Row
 from hvdtrain.planning.show import ANSWERS, MAP, answer, rate
 
-Row = dict[str, Any]
 SURE = 0.8  # as probable as that, an answer has its colour
 
 

@@ -20,6 +20,10 @@ from hvdtrain.planning.simulate import simulate
 DRAWS = 12  # of a calibration, for an interval
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
 WIDER_PER_DOUBLING = 0.02
+LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
+LEAST_GBIT, MOST_GBIT = 1e-4, 1e3  # of what a job may need
+HALVINGS = 10  # of that range, on a logarithmic scale: to 2 %
+Z_SURE = 1.282  # nine in ten of a normal distribution are less
 Row = dict[str, Any]
 
 
@@ -35,10 +39,9 @@ def scenarios(
     jobs = []
     for n, mode in itertools.product(workers, (name for name in names if name in (*RING_MODES, *SERVER_MODES))):
         counts = {n if count == EQUAL else int(count) for count in servers} if mode in SERVER_MODES else {0}
-        of_mode = replace(asked, mode=mode, workers=n)
         steps = local_steps if "local_steps" in modes.declared(mode).options else [1]
         jobs += [
-            replace(of_mode, servers=k, bandwidth_gbit=gbit, local_steps=h)
+            replace(asked, mode=mode, workers=n, servers=k, bandwidth_gbit=gbit, local_steps=h)
             for k, gbit, h in itertools.product(sorted(counts), bandwidths, steps)
         ]
     if not jobs:
@@ -53,9 +56,7 @@ def check_slow(asked: Scenario, workers: int) -> None:
         raise UsageError(f"--slow: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
 
 
-def row(
-    calibration: Calibration, asked: Scenario, seed: int = 0, detail: Detail = FINE, is_drawn: bool = True
-) -> Row:  # fmt: skip
+def row(calibration: Calibration, asked: Scenario, detail: Detail = FINE, is_drawn: bool = True) -> Row:
     """One prediction with its interval of 90 %: as far as the calibration spreads and the model errs, both as normal
     distributions of logarithms.
 
@@ -63,28 +64,26 @@ def row(
         is_drawn: without that, as if all figures of the calibration were exact.
     """
     asked = replace(asked, compression=codec_of(calibration, asked.mode, asked.compression))
-    outcome = simulate(calibration.scenario(asked), seed=seed, detail=detail)
-    draws = [outcome.step_s] * DRAWS
-    if is_drawn:
-        draws = _draws(calibration, asked, seed, outcome.step_s, detail)
-    spread = statistics.pstdev([math.log(drawn) for drawn in draws])
+    outcome = simulate(calibration.scenario(asked), detail=detail)
+    step_s = outcome.step_s
+    draws = _draws(calibration, asked, step_s, detail) if is_drawn else [step_s] * DRAWS
+    spread = statistics.pstdev(map(math.log, draws))
     beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, asked)
     wider = math.exp(Z90 * math.hypot(spread, calibration.model_error + beyond))
-    low, high = outcome.step_s / wider, outcome.step_s * wider
-    hosts = -(-asked.workers // asked.workers_per_host) + (asked.servers if asked.placement == "dedicated" else 0)
+    samples = speed(calibration, asked, step_s)
+    apart = asked.servers if asked.placement == "dedicated" else 0
     return {
         "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
-        "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit, "hosts": hosts,
-        "placement": asked.placement if asked.servers else None, "compression": asked.compression,
-        "local_steps": asked.local_steps,
+        "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit,
+        "hosts": -(-asked.workers // asked.workers_per_host) + apart,
+        "placement": asked.placement if asked.servers else None,
+        "compression": asked.compression, "local_steps": asked.local_steps,
         "batch_per_worker": calibration.batch_per_worker * max(1, asked.replaces),
-        "step_s": outcome.step_s, "step_s_low": low, "step_s_high": high,
-        "samples_per_s": speed(calibration, asked, outcome.step_s),
-        "samples_per_s_low": speed(calibration, asked, high), "samples_per_s_high": speed(calibration, asked, low),
+        "step_s": step_s, "step_s_low": step_s / wider, "step_s_high": step_s * wider,
+        "samples_per_s": samples, "samples_per_s_low": samples / wider, "samples_per_s_high": samples * wider,
         "exposed_comm_s": outcome.exposed_comm_s, "busiest_share": outcome.busiest_share,
         "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
-        "bytes_sent_per_server": outcome.server_bytes_sent,
-        "drawn_step_s": draws, "beyond": beyond,
+        "bytes_sent_per_server": outcome.server_bytes_sent, "drawn_step_s": draws, "beyond": beyond,
     }  # fmt: skip
 
 
@@ -93,14 +92,23 @@ def speed(calibration: Calibration, job: Scenario, step_s: float) -> float:
     return max(job.workers, job.replaces) * calibration.batch_per_worker / step_s
 
 
+def is_lone(workers: int, busiest_share: float) -> bool:
+    """Whether one of several workers does nearly all."""
+    return workers > 1 and busiest_share >= LONE
+
+
 def label(at: Row) -> str:
     """`ps-sync ×3+1 fp16 H 8`; `+4 beside` are servers on the workers' hosts."""
     if at["mode"] == "single":
         return ONE_MACHINE
-    beside = " beside" if at["placement"] == "shared" else ""
-    parts = [f"{at['mode']} ×{at['workers']}" + (f"+{at['servers']}{beside}" if at["servers"] else "")]
-    parts += [at["compression"]] if at["compression"] != "none" else []
-    return " ".join([*parts, f"H {at['local_steps']}"] if at["local_steps"] > 1 else parts)
+    words = f"{at['mode']} ×{at['workers']}"
+    if at["servers"]:
+        words += f"+{at['servers']}"
+    if at["placement"] == "shared":
+        words += " beside"
+    if at["compression"] != "none":
+        words += f" {at['compression']}"
+    return f"{words} H {at['local_steps']}" if at["local_steps"] > 1 else words
 
 
 def codec_of(calibration: Calibration, mode: str, name: str) -> str:
@@ -114,19 +122,20 @@ def codec_of(calibration: Calibration, mode: str, name: str) -> str:
     return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
 
 
-def _draws(calibration: Calibration, asked: Scenario, seed: int, step_s: float, known: Detail) -> list[float]:
+def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Detail) -> list[float]:
     """Seconds a step with the calibration drawn anew.
 
     Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
     """
-    detail = COARSE if asked.servers else FINE
-    middle_s = step_s
-    if asked.servers and known != detail:
-        middle_s = simulate(calibration.scenario(asked), seed=seed, detail=detail).step_s
+    detail, middle_s = FINE, step_s
+    if asked.servers:
+        detail = COARSE
+        if known != COARSE:
+            middle_s = simulate(calibration.scenario(asked), detail=COARSE).step_s
     draws = []
     for number in range(DRAWS):
-        drawn = calibration.scenario(asked, random.Random(f"{seed} {number}"))
-        draws.append(step_s * simulate(drawn, seed=seed + 1 + number, detail=detail).step_s / middle_s)
+        drawn = calibration.scenario(asked, random.Random(f"0 {number}"))
+        draws.append(step_s * simulate(drawn, seed=1 + number, detail=detail).step_s / middle_s)
     return draws
 
 
@@ -134,3 +143,33 @@ def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:
     """Doublings of workers and of servers beyond what the calibration was made with."""
     both = ((asked.workers, calibration.most_workers), (asked.servers, calibration.most_servers))
     return sum(max(0, -(-count // max(1, known)) - 1).bit_length() for count, known in both)
+
+
+def needs(calibration: Calibration, jobs: Sequence[Scenario], efficiency: float) -> list[Row]:
+    """The bandwidth in Gbit/s with which workers do a share of what as many would that never wait.
+
+    `sure_gbit` is that with which they do so in nine of ten cases, as far as the model errs. Where no bandwidth is
+    enough, since messages cost processors too, both are MOST_GBIT; `most` is the share that this leaves.
+    """
+    alone_s = simulate(calibration.scenario(Scenario("single"))).step_s
+
+    def share(job: Scenario, gbit: float) -> float:
+        asked = calibration.scenario(replace(job, bandwidth_gbit=gbit))
+        return alone_s / simulate(asked, detail=COARSE).step_s
+
+    def least(job: Scenario, wanted: float) -> float:
+        low, high = LEAST_GBIT, MOST_GBIT
+        for _ in range(HALVINGS):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if share(job, middle) >= wanted else (middle, high)
+        return high
+
+    sure = efficiency * math.exp(Z_SURE * calibration.model_error)
+    return [
+        {
+            "mode": job.mode, "workers": job.workers, "servers": job.servers, "local_steps": job.local_steps,
+            "efficiency": efficiency, "bandwidth_gbit": least(job, efficiency), "sure_gbit": least(job, sure),
+            "most": share(job, MOST_GBIT),
+        }
+        for job in jobs
+    ]  # fmt: skip

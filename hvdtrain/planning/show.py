@@ -6,20 +6,18 @@ from typing import Any
 
 from hvdtrain.console import Console
 from hvdtrain.modes import ONE_MACHINE
-from hvdtrain.planning.best import LONE
-from hvdtrain.planning.needs import MOST_GBIT
+from hvdtrain.planning.predict import MOST_GBIT, Row, is_lone
 from hvdtrain.report.table import Table, rich_table, words_table
 
-Row = dict[str, Any]
 WIDTH = 140  # where the output is no terminal
 MAP = "The fastest, and how probably"
 LEAST = 0.1  # a less probable answer is not named
 ANSWERS = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE MACHINE"}
 
 
-def _print(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """A table; zeros and None are empty cells."""
-    show(words_table(title, headings, [[str(cell or "") for cell in row] for row in rows]))
+def table_of(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Zeros and None are empty cells."""
+    return words_table(title, headings, [[str(cell or "") for cell in row] for row in rows])
 
 
 def show(table: Table) -> None:
@@ -39,31 +37,26 @@ def between(low: float, high: float) -> str:
 
 
 def predictions(rows: Sequence[Row], title: str = "") -> None:
-    """Predictions, a line each."""
-    headings = (
-        "mode batch workers servers where machines sends H link step interval samples/s exposed stale sent price/h"
-    )
-    columns = [
-        (
-            _mode(row), row["workers"] * row["batch_per_worker"], row["workers"], row["servers"], row["placement"],
-            row["hosts"], row["compression"], row["local_steps"], row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]),
-            seconds(row["step_s"]), between(row["step_s_low"], row["step_s_high"]), f"{row['samples_per_s']:,.4g}",
-            row["workers"] > 1 and seconds(row["exposed_comm_s"]),
-            f"{row['staleness_mean']:.2f}" if row["servers"] else "",
-            row["workers"] > 1 and f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
-            row.get("price") and f"{row['price']:,.4g}",
-        )
-        for row in rows
-    ]  # fmt: skip
-    shown = [n for n in range(len(headings.split())) if len({line[n] for line in columns}) > 1]
-    _print([headings.split()[n] for n in shown], [[line[n] for n in shown] for line in columns], title)
-
-
-def _mode(row: Row) -> str:
-    """The mode; of a row of which one worker does nearly all, that it does."""
-    name = ONE_MACHINE if row["mode"] == "single" else str(row["mode"])
-    is_lone = row["workers"] > 1 and row["busiest_share"] >= LONE
-    return f"{name} (one worker does {row['busiest_share']:.0%})" if is_lone else name
+    """A line each, of what is not the same in all lines."""
+    lines = []
+    for row in rows:
+        name = ONE_MACHINE if row["mode"] == "single" else row["mode"]
+        if is_lone(row["workers"], row["busiest_share"]):
+            name += f" (one worker does {row['busiest_share']:.0%})"
+        is_alone = row["workers"] == 1
+        lines.append({
+            "mode": name, "batch": row["workers"] * row["batch_per_worker"], "workers": row["workers"],
+            "servers": row["servers"], "where": row["placement"], "machines": row["hosts"],
+            "sends": row["compression"], "H": row["local_steps"],
+            "link": row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]), "step": seconds(row["step_s"]),
+            "interval": between(row["step_s_low"], row["step_s_high"]), "samples/s": f"{row['samples_per_s']:,.4g}",
+            "exposed": "" if is_alone else seconds(row["exposed_comm_s"]),
+            "stale": f"{row['staleness_mean']:.2f}" if row["servers"] else "",
+            "sent": "" if is_alone else f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
+            "price/h": f"{row['price']:,.4g}" if "price" in row else "",
+        })  # fmt: skip
+    differing = [heading for heading in lines[0] if len({line[heading] for line in lines}) > 1]
+    show(table_of(title, differing, [[line[heading] for heading in differing] for line in lines]))
 
 
 def answer(place: Row) -> str:
@@ -82,35 +75,35 @@ def map_table(places: Sequence[Row]) -> Table:
     several = len({steps for _, _, steps in lines}) > 1
     headings = ["workers", "machines", *(["H"] if several else []), *map(rate, bandwidths)]
     rows = [[*key[: 2 + several], *map(line.get, bandwidths)] for key, line in sorted(lines.items())]
-    return words_table(MAP, headings, [[str(cell or "") for cell in row] for row in rows])
+    return table_of(MAP, headings, rows)
 
 
 def needs(rows: Sequence[Row]) -> None:
     """What bandwidth is needed, and what is in nine of ten cases."""
-    _print(("mode", "workers", "servers", "H", "needs", "to be sure", "at most"), (
-        (
-            row["mode"], row["workers"], row["servers"], row["local_steps"],
-            *(
-                rate(float(f"{gbit:.2g}")) if gbit < MOST_GBIT else "none is enough"
-                for gbit in (row["bandwidth_gbit"], row["sure_gbit"])
-            ),
-            f"{row['most']:.0%}",
+    lines = []
+    for row in rows:
+        enough, sure = (
+            rate(float(f"{row[key]:.2g}")) if row[key] < MOST_GBIT else "none is enough"
+            for key in ("bandwidth_gbit", "sure_gbit")
         )
-        for row in rows
-    ), f"The bandwidth for {rows[0]['efficiency']:.0%} of what workers do that never wait")  # fmt: skip
+        size = row["mode"], row["workers"], row["servers"], row["local_steps"]
+        lines.append([*size, enough, sure, f"{row['most']:.0%}"])
+    title = f"The bandwidth for {rows[0]['efficiency']:.0%} of what workers do that never wait"
+    show(table_of(title, ["mode", "workers", "servers", "H", "needs", "to be sure", "at most"], lines))
 
 
 def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float]) -> None:
     """A published table beside its prediction."""
     console = Console(WIDTH)
     console.print(f"{title}\n{source}")
-    _print(("mode", "workers", "servers", "published", "predicted", "interval", "error"), (
-        (
+    lines = [
+        [
             row["mode"], row["workers"], row["servers"], f"{row['samples_per_s']:,.5g}", f"{row['predicted']:,.4g}",
             f"{row['low']:,.4g} to {row['high']:,.4g}", "fitted" if row["calibrate"] else f"{row['error']:+.1%}",
-        )
+        ]
         for row in rows
-    ))  # fmt: skip
+    ]  # fmt: skip
+    show(table_of("", ["mode", "workers", "servers", "published", "predicted", "interval", "error"], lines))
     console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
     if off := [abs(row["error"]) for row in rows if not row["calibrate"]]:
         console.print(f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {max(off):.1%}")

@@ -245,7 +245,7 @@ def test_what_was_measured_apart_is_drawn_apart():
 
 def test_cheap_servers_are_bought_and_dear_ones_are_not():
     """Servers at a tenth of the price: a ring cannot have them, and for the same money there are more workers."""
-    cheap, place = best.splits(make(codecs={}), ANY, ["allreduce", "ps-sync"], 4, 1.0, 0.1)
+    cheap, [place] = best.splits(make(codecs={}), ANY, ["allreduce", "ps-sync"], 4, 1.0, 0.1)
     assert all(row["price"] <= 4.0 + 1e-9 for row in cheap)
     assert [row["samples_per_s"] for row in cheap] == sorted((r["samples_per_s"] for r in cheap), reverse=True)
     dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
