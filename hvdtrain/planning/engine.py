@@ -166,14 +166,11 @@ class Thread:
     def do(self, seconds: float, then: Then) -> None:
         self._queue.append((seconds, then))
         if len(self._queue) == 1:
-            self._begin()
+            go_on(self._work())
 
-    def _begin(self) -> None:
-        self.processors.work(self._queue[0][0], self.times, self._end)
-
-    def _end(self) -> None:
-        _, then = self._queue[0]
-        then()
-        self._queue.popleft()
-        if self._queue:
-            self._begin()
+    def _work(self) -> Process:
+        while self._queue:
+            seconds, then = self._queue[0]
+            yield partial(self.processors.work, seconds, self.times)
+            then()
+            self._queue.popleft()

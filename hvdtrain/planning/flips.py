@@ -24,7 +24,7 @@ from hvdtrain.planning.show import ANSWERS, answer, map_table, rate
 from hvdtrain.planning.simulate import simulate
 from hvdtrain.report.table import Table
 from hvdtrain.runs.fields import field_value
-from hvdtrain.runs.read import Kind, Run
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 LAYERS = 6
 OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)  # where no run of one process tells
@@ -62,11 +62,11 @@ def table(found: dict[str, Any]) -> Table | None:
 
 def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:
     """Of each kind, the run of middle speed."""
-    by_kind: dict[Kind, list[tuple[float, str, Run]]] = {}
-    for run in runs:
-        if run.is_finished and run.kind.family and run.summary.samples_per_s:
-            by_kind.setdefault(run.kind, []).append((run.summary.samples_per_s, run.name, run))
-    chosen = {kind: median_low(sorted(of, key=lambda one: one[:2]))[2] for kind, of in by_kind.items()}
+    chosen = {}
+    for kind, of in finished_by_kind(runs).items():
+        timed = {run.summary.samples_per_s: run for run in of if run.summary.samples_per_s}
+        if kind.family and timed:
+            chosen[kind] = timed[median_low(timed)]
     distributed = [run for kind, run in chosen.items() if kind.is_distributed]
     if not distributed:
         raise UsageError("nothing here is distributed")

@@ -38,8 +38,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     """
     cores = [host.cores_usable for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
     made = replace(
-        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit,
-        cores_per_host=min(cores, default=base.cores_per_host),
+        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit, cores_per_host=min(cores, default=base.cores_per_host),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
     )  # fmt: skip
@@ -48,12 +47,12 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         by_kind.setdefault("ps" if run.kind.servers else run.kind.mode, []).append(run)
     machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
     for run in by_kind.get("single", []):
-        _, asked = question(made, run, None)
-        machines[asked.replaces].append(measured_step_s(run) / simulate(scenario_of(made, run, None)).step_s)
+        of_run, asked = question(made, run, None)
+        machines[asked.replaces].append(measured_step_s(run) / simulate(of_run.scenario(asked)).step_s)
     if machines[0]:
         made = made.slower(statistics.median(machines[0]))
     if machines[1]:
-        speedup = made.of_machine(1).value / _said(machines[1]).value
+        speedup = made.of_machine(1).value / statistics.median(machines[1])
         made = replace(made, machine_speedup=Quantity.exactly(speedup).give_or_take(SPREAD))
     for kind in [kind for kind in TRANSPORTS if kind in by_kind]:
         # MPI's processes spin while they wait for the wire: what they took is not their messages'.
@@ -74,10 +73,9 @@ def message_seconds(job: Scenario) -> tuple[float, float, float]:
     n, costs, gigabytes = job.workers, job.transport, job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        moved = job.around(sent)
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
         each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
-        return n * each_us * 1e-6, n * moved * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
+        return n * each_us * 1e-6, n * job.around(sent) * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
     messages = max(job.servers, job.bytes / BUCKET_BYTES)
     local = local_part(job)
     times = n * (1 - local + local * costs.local_share)
@@ -96,11 +94,10 @@ def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: fl
         costs["idle_cores"] = Quantity.of(idle)
     if shares := [share for run in runs for share in _local_shares(scenario_of(made, run, bandwidth), run)]:
         costs["local_share"] = _said(shares)
-    jobs = [(scenario_of(made, run, bandwidth), run) for run in runs]
-    factors = [_factors(job, seconds) for job, run in jobs if (seconds := _of_messages(job, run))]
+    jobs = [scenario_of(made, run, bandwidth) for run in runs]
+    factors = [_factors(job, seconds) for job, run in zip(jobs, runs, strict=True) if (seconds := _taken(job, run))]
     for names, of_runs in zip(COSTS, zip(*factors, strict=True), strict=False):
-        for name in names:
-            costs[name] = _said(of_runs).times(costs[name].value)
+        costs |= {name: _said(of_runs).times(costs[name].value) for name in names}
     return made
 
 
@@ -130,7 +127,7 @@ def _believed(seconds: float, expected: float) -> float:
     return min(MOST_CHANGE, max(1 / MOST_CHANGE, seconds / expected)) if expected > 0 else 1.0
 
 
-def _of_messages(job: Scenario, run: Run) -> dict[int, float]:
+def _taken(job: Scenario, run: Run) -> dict[int, float]:
     """Processor seconds of a step that each process of a run took for messages, by rank; empty where nobody knows."""
     steps, seconds = run.summary.steps or 0, {}
     for process in run.summary.processes:
@@ -150,11 +147,9 @@ def _idle_cores(run: Run) -> list[float]:
     cores = []
     for rank in range(run.kind.servers):
         rows = [row for row in read_server_loads(run.folder, rank) if row.bytes_sent or row.bytes_received]
-        cores += [
-            max(0.0, b.cpu_s - a.cpu_s) / (b.time - a.time)
-            for a, b in itertools.pairwise(rows[:-1])
-            if b.time > a.time and (a.bytes_sent, a.bytes_received) == (b.bytes_sent, b.bytes_received)
-        ]
+        for a, b in itertools.pairwise(rows[:-1]):
+            if b.time > a.time and (a.bytes_sent, a.bytes_received) == (b.bytes_sent, b.bytes_received):
+                cores.append(max(0.0, b.cpu_s - a.cpu_s) / (b.time - a.time))
     return cores
 
 
@@ -164,7 +159,7 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
     """
     servers = set(range(job.servers))
     on_host = {rank: servers & set(host.ranks) for host in run.manifest.hosts.values() for rank in host.ranks}
-    workers = {rank: seconds for rank, seconds in _of_messages(job, run).items() if rank not in servers}
+    workers = {rank: seconds for rank, seconds in _taken(job, run).items() if rank not in servers}
     shares = [len(on_host.get(rank, ())) / job.servers for rank in workers] if servers else []
     if len(set(shares)) < 2:
         return []
@@ -177,9 +172,9 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
 def _with_efficiency(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
     """The share of the wire with which simulated steps are as long as measured ones, or the known one."""
     measured = [measured_step_s(run) for run in runs]
-    known = base.transports[kind]["efficiency"]
+    known = base.transports[kind]["efficiency"].value
     best = (math.inf, base)
-    for share in sorted(EFFICIENCIES, key=lambda share: abs(share - known.value)):
+    for share in sorted(EFFICIENCIES, key=lambda share: abs(share - known)):
         efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
         costs = base.transports[kind] | {"efficiency": efficiency}
         tried = replace(base, transports=base.transports | {kind: costs})

@@ -124,22 +124,19 @@ class Servers(Exchange):
 
     def _push(self, worker: _Client, window: _Window) -> None:
         """Push what waits, as far as there is room."""
+        transport, codec = self.scenario.transport, self.scenario.codec
         while (number := window.next(self.pieces)) is not None:
-            self._push_piece(worker, number, worker.step)
-
-    def _push_piece(self, worker: _Client, number: int, step: int) -> None:
-        piece, server, scenario = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario
-        transport, codec, gigabytes = scenario.transport, scenario.codec, piece.bytes / 1e9
-        size = piece.bytes * codec.wire_share
-        sent = self._cost(worker.hosts, server, piece, size, transport.send_s_per_gb)
-        sent += gigabytes * codec.encode_ms_per_mb
-        taken = self._cost(worker.hosts, server, piece, size, transport.server_receive_s_per_gb)
-        taken = (taken + gigabytes * codec.decode_ms_per_mb) / server.servers
-        both = Join(2, partial(self._accept, worker, number, step, worker.read[number]))
-        # The server takes the first while others are still on the wire, and the last after all of them.
-        first = partial(server.io.do, (worker.times - 1) * taken, both)
-        last = partial(server.io.do, taken, both)
-        go_on(self._carry(worker, server, worker.times * size, True, sent, first, last))
+            piece = self.pieces[number]
+            server, gigabytes, size = self.hosts[piece.owner], piece.bytes / 1e9, piece.bytes * codec.wire_share
+            sent = self._cost(worker.hosts, server, piece, size, transport.send_s_per_gb)
+            sent += gigabytes * codec.encode_ms_per_mb
+            taken = self._cost(worker.hosts, server, piece, size, transport.server_receive_s_per_gb)
+            taken = (taken + gigabytes * codec.decode_ms_per_mb) / server.servers
+            both = Join(2, partial(self._accept, worker, number, worker.step, worker.read[number]))
+            # The server takes the first while others are still on the wire, and the last after all of them.
+            first = partial(server.io.do, (worker.times - 1) * taken, both)
+            last = partial(server.io.do, taken, both)
+            go_on(self._carry(worker, server, worker.times * size, True, sent, first, last))
 
     def _answer(self, worker: _Client, number: int) -> None:
         piece, server, transport = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario.transport

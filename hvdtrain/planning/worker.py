@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 from hvdtrain.planning.engine import Clock, Process, Processors, Then, Wait, go_on
 from hvdtrain.planning.layout import Piece
-from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario, Slow
+from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario
 
 # Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
 LEAST_ROUND, ROUND_SHARES = 4, 100
@@ -30,6 +30,7 @@ class Exchange(ABC):
         workers: in groups of those that do the same at the same time.
         left: groups of workers that have not yet taken enough steps; those that are faster take more.
         round: steps after which all wait for the last; 0: they never do.
+        shares: that are left in the round; the last was taken at `leased_s`.
         staleness_sum: over so many `pushes`.
     """
 
@@ -38,13 +39,10 @@ class Exchange(ABC):
         self.clock, self.random = Clock(), random.Random(seed)
         self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
         self.steps = math.inf if self.round else steps
-        # How many are left in the round, and when the last one was taken.
         self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
         self.staleness_sum = self.pushes = 0.0
-        self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
-        for number, piece in enumerate(pieces):
-            for layer in piece.layers:
-                self.pieces_of[layer].append(number)
+        layers = range(len(scenario.layers))
+        self.pieces_of = [[number for number, piece in enumerate(pieces) if layer in piece.layers] for layer in layers]
         self.workers: list[Worker] = []
         self.left = 0
 
@@ -69,10 +67,11 @@ class Exchange(ABC):
     def gradient(self, worker: "Worker", layer: int) -> None:
         """A layer's gradient is there."""
         for number in self.pieces_of[layer]:
+            parts = self.pieces[number].layers
             worker.lacking[number] -= 1
             if not worker.lacking[number]:
-                worker.lacking[number] = len(self.pieces[number].layers)
-                for part in self.pieces[number].layers:
+                worker.lacking[number] = len(parts)
+                for part in parts:
                     worker.missing[part] += 1
                 self.send(worker, number)
 
@@ -122,12 +121,10 @@ class Worker:
     Args:
         cores: that they compute on, unless that is on GPUs.
         times: how many.
-        factor: of their computing.
+        factor: of their computing; `pace` is that of a step.
         among: how many workers wait for the slowest of them, whose pace it is.
 
     Attributes:
-        step: number of the current one.
-        pace: a factor of its computing.
         missing: pieces of each layer that are not fresh.
         lacking: layers whose gradients each piece waits for.
         awaited: the layer that it waits for, and what goes on then.
@@ -139,7 +136,7 @@ class Worker:
         self.times, self.factor, self.among = times, factor, among
         self.step, self.pace = 0, 1.0
         self.due, self.quantile = exchange.random.random(), exchange.random.random()  # slow steps; of jitter
-        self.slow_steps = expected_slow(self.scenario.slow, self.scenario.local_steps, among)
+        self.slow_steps = expected_slow(self.scenario.slow.random_share, self.scenario.local_steps, among)
         self.missing = [0] * len(self.scenario.layers)
         self.lacking = [len(piece.layers) for piece in exchange.pieces]
         self.awaited: tuple[int, Then] | None = None
@@ -186,27 +183,25 @@ class Worker:
         """Take the next pace. Jitter is lognormal. Both that and steps that are slow at random come evenly from a drawn
         beginning on, so that a few steps have their share of each.
         """
-        local = self.scenario.local_steps
+        local, slow = self.scenario.local_steps, self.scenario.slow
         self.step += 1
         self.waited.append(0.0)
         self.quantile = (self.quantile + GOLDEN) % 1
         normal = NormalDist().inv_cdf(min(max(self.quantile ** (1 / self.among), 1e-9), 1 - 1e-9))
         self.due += self.slow_steps
-        slow = min(local, math.floor(self.due))
-        self.due -= slow
-        share = 1 + (self.scenario.slow.random_factor - 1) * slow / local
-        self.pace = self.factor * math.exp(self.scenario.jitter / math.sqrt(local) * normal) * share
+        slow_steps = min(local, math.floor(self.due))
+        self.due -= slow_steps
+        slower = 1 + (slow.random_factor - 1) * slow_steps / local
+        self.pace = self.factor * math.exp(self.scenario.jitter / math.sqrt(local) * normal) * slower
 
 
-def expected_slow(slow: Slow, steps: int, workers: int) -> float:
+def expected_slow(share: float, steps: int, workers: int) -> float:
     """Of so many steps, those that are slow of the worker who has most of them: the mean of the largest of so many
     binomial numbers.
     """
-    share, remaining = slow.random_share, max(1e-12, 1 - slow.random_share)
-    found = share * steps if workers == 1 else 0.0
-    chance = below = remaining**steps
-    for number in range(steps if workers > 1 else 0):
-        found += 1 - below**workers
-        chance *= (steps - number) / (number + 1) * share / remaining
-        below = min(1.0, below + chance)
-    return found
+    if not share:
+        return 0.0
+    import numpy as np
+    from scipy.special import bdtr
+
+    return float(np.sum(1 - bdtr(np.arange(steps), steps, share) ** workers))

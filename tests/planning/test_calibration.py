@@ -16,7 +16,7 @@ from hvdtrain.planning.calibrate import transports
 from hvdtrain.planning.calibration import Calibration, LayerCost, Quantity
 from hvdtrain.planning.command import plan as command
 from hvdtrain.planning.layout import COARSE
-from hvdtrain.planning.probe import BLOCKS, LARGE, SMALL
+from hvdtrain.planning.probe import BLOCKS, LARGE, SMALL, Measured
 from hvdtrain.planning.scenario import Scenario
 from hvdtrain.runs.read import load_run
 
@@ -259,12 +259,9 @@ def test_costs_of_messages_from_measured_steps():
     message, per_gb, of_server = 1e-3, 0.5, 0.4
 
     def measured(messages, size):
-        worker = 0.01 + messages * message + 2 * size * per_gb
+        worker = messages * message + 2 * size * per_gb
         server = 2 * (messages * message + 2 * size * of_server)
-        return {
-            "alone": {"cpu_s": [0.01], "server_cpu_s": [0.0]},
-            "together": {"cpu_s": [worker] * 3, "server_cpu_s": [server] * 3},
-        }
+        return Measured([worker] * 3, [server] * 3)
 
     found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
     assert found["ps"]["message_us"].value == pytest.approx(1000, rel=0.01)
