@@ -28,14 +28,8 @@ def candidates(
     calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float = 1.0,
     price_server: float = 1.0,
 ) -> Sides:  # fmt: skip
-    """What rings and what servers can do with H hosts, or what they cost.
-
-    A budget is what H worker hosts cost. A server on a host of its own costs `price_server`: where that is less, there
-    is money for more of them. Servers beside workers cost nothing more, and take their links and cores.
-
-    Args:
-        asked: with one compression, or `none`: then those are tried as well that both families can send.
-        hosts: of the ring, each with asked.workers_per_host workers.
+    """What rings can do with so many hosts, and what servers can for the same money. Servers beside workers cost
+    nothing, and take their links and cores. Where no compression is asked for, those that both can send are tried too.
     """
     families = [[modes.declared(name) for name in of if name in names] for of in (RING_MODES, SERVER_MODES)]
     places = [[(hosts, 0, "dedicated")], _places(hosts, price_host, price_server)]
@@ -124,9 +118,7 @@ def map_of(
 
 
 def chances(calibration: Calibration, rows: Sequence[Row | None]) -> list[float]:
-    """How probably each of a ring, servers and one machine has most samples a second: from draws of the calibration, in
-    which each side has its costs of messages, and of the model's error.
-    """
+    """How probably each has most samples a second: by draws of the calibration and of the model's error."""
     draw, wins = random.Random("0 chances"), [0] * len(rows)
     for _ in range(SAMPLED):
         number, shared = draw.randrange(DRAWS), draw.gauss(0, SHARED * calibration.model_error)
@@ -144,8 +136,8 @@ def splits(
     calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float,
     price_server: float,
 ) -> tuple[list[Row], list[Row]]:  # fmt: skip
-    """Rows as predict.row has them with `price` an hour, the one with most samples a second first: the best uses, the
-    best of each mode and compression, one machine. With them a map of one place.
+    """Rows with their `price` an hour, the fastest first: the best uses, the best of each mode and compression, one
+    machine. With them a map of one place.
     """
     sides = candidates(calibration, asked, names, hosts, price_host, price_server)
     order = [job for _, job in ranked(calibration, itertools.chain(*sides), ROUGH)]

@@ -32,12 +32,8 @@ def calibrate(
     config: RunConfig, batch: int, say: Callable[[str], None], runs: Sequence[Run] = (),
     bandwidth: float | None = None,
 ) -> Calibration:  # fmt: skip
-    """Measure the model and the modes on this machine.
-
-    Args:
-        config: model, width, dataset, optimizer, image_size.
-        say: shows the user a line.
-        runs, bandwidth: see from_runs.
+    """Measure the model, width, dataset, optimizer and image size of the config, and the modes, on this machine; `runs`
+    and `bandwidth` as from_runs has them. `say` shows the user a line.
     """
     from hvdtrain.data.find import find_dataset
 

@@ -98,13 +98,8 @@ def load(path: Path) -> Case:
 
 
 def layers_of(name: str) -> list[tuple[float, float]]:
-    """(megabytes of float32, share of computing) of each layer with parameters, in the order of forward.
-
-    As torchvision has the network for ImageNet's 1,000 classes, without auxiliary heads. A share is the layer's part of
-    all multiplications: a coarse guess, since small layers take longer than these say, and batch norm has none.
-
-    Raises:
-        UsageError: torchvision has none of that name.
+    """(megabytes of float32, share of all multiplications) of each layer with parameters, in the order of forward, of
+    torchvision's network for ImageNet's 1,000 classes without auxiliary heads. UsageError where it has none.
     """
     import torch
     import torchvision
@@ -154,10 +149,8 @@ def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dic
 
 
 def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Every cell with `predicted`, `low`, `high` and `error`, and the values of what was fitted.
-
-    An error is predicted over published, less 1. Cells with calibrate = true are fitted, and say nothing. The fit is by
-    least squares with a Gaussian prior; intervals are those of draws from what is left uncertain.
+    """Every cell with `predicted`, `low`, `high` and `error`, predicted over published less 1, and what was fitted: by
+    least squares with a Gaussian prior. Intervals are those of draws from what is left uncertain.
     """
     import numpy as np
     from scipy.optimize import least_squares

@@ -53,10 +53,8 @@ def measured_step_s(run: Run) -> float:
 
 
 def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Calibration, Scenario]:
-    """What a run is a measurement of: the calibration with its batch, and the scenario to ask about.
-
-    Args:
-        bandwidth: of the hosts' links in Gbit/s; by default what the run measured of them, else the calibration's.
+    """What a run is a measurement of: the calibration with its batch, and the scenario to ask about. Links have so many
+    Gbit/s, by default what the run measured of them, else the calibration's.
 
     Raises:
         UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode,
@@ -113,35 +111,32 @@ def compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
 
 
 def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
-    """For a report: seconds a step of each kind of finished run, measured and predicted.
-
-    A kind that cannot be predicted is not in it, but in a note, with the reason.
-    """
+    """For a report: seconds a step of each kind of finished run, measured and predicted, or a note of why not."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         if run.is_finished:
             groups.setdefault((run.kind.label, field_value(run, "slow.asked")), []).append(run)
     several = len({slow for _, slow in groups}) > 1
+    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
+    notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means."]
     rows: list[tuple[str, list[Cell]]] = []
-    compared, refused = [], []
+    off, links = [], {None}
     for (label, slow), members in groups.items():
         try:
             measured = geometric_mean(map(measured_step_s, members))
             row = compare(calibration, members[0], None)
         except UsageError as error:
-            refused.append(f"Not predicted: {error}.")
+            notes.append(f"Not predicted: {error}.")
             continue
-        compared.append(row | {"error": row["predicted_step_s"] / measured - 1})
+        predicted, links = row["predicted_step_s"], links | {row["bandwidth_gbit"]}
+        off.append(predicted / measured - 1)
         rows.append((label + (f", slow: {slow}" if several else ""), [
             Cell(seconds(measured), measured),
-            Cell(seconds(row["predicted_step_s"]), row["predicted_step_s"], between(row["low"], row["high"])),
-            Cell(f"{compared[-1]['error']:+.1%}", compared[-1]["error"]),
+            Cell(seconds(predicted), predicted, between(row["low"], row["high"])),
+            Cell(f"{off[-1]:+.1%}", off[-1]),
         ]))  # fmt: skip
-    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
-    notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.", *refused]
-    for gbit in sorted({row["bandwidth_gbit"] for row in compared if row["bandwidth_gbit"]}):
+    for gbit in sorted(links - {None}):
         notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
-    if compared:
-        off = [abs(row["error"]) for row in compared]
-        notes.append(f"Median error {statistics.median(off):.1%}, largest {max(off):.1%}.")
+    if off:
+        notes.append(f"Median error {statistics.median(map(abs, off)):.1%}, largest {max(map(abs, off)):.1%}.")
     return Table("Predicted beside measured", notes, "run", ["a step, measured", "predicted", "error"], rows)

@@ -140,7 +140,7 @@ def predict(
     if hosts:
         found["best"] = rows[0]
     if file:
-        _write(file, found)
+        file.write_text(json.dumps(found, indent=1) + "\n")
     if plot:
         plots.save(plot, *([of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, map_)))
     for line in _warnings(known, asked, rows):
@@ -173,7 +173,7 @@ def needs(
     jobs = predict.scenarios(Scenario(MODES[0], placement="shared"), names, workers, servers, [1.0], local_steps)
     rows = predict.needs(load(calibration), jobs, efficiency)
     if file:
-        _write(file, {"rows": rows})
+        file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     show.needs(rows)
 
 
@@ -187,7 +187,8 @@ def case(case: Path, file: Path | None) -> None:
     table = cases.load(case)
     rows, fitted = cases.predict(table)
     if file:
-        _write(file, {"title": table.title, "source": table.source, "fitted": fitted, "cells": rows})
+        found = {"title": table.title, "source": table.source, "fitted": fitted, "cells": rows}
+        file.write_text(json.dumps(found, indent=1) + "\n")
     show.case(table.title, table.source, rows, fitted)
 
 
@@ -209,7 +210,3 @@ def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any]) -> list[
                 f"--slow: nobody is slow where there is no worker {worker}, with {some_of(map(str, without))} workers."
             )
     return lines
-
-
-def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -37,13 +37,8 @@ class Join:
 
 
 class Clock:
-    """
-    Attributes:
-        now: seconds since the simulation began.
-    """
-
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 0.0  # seconds since the simulation began
         self._events: list[tuple[float, int, Then]] = []
         self._numbers = itertools.count()
 
@@ -58,10 +53,8 @@ class Clock:
 
 
 class Link:
-    """One direction of a link: a message at a time, at full rate.
-
-    Messages of a connection keep their order. Between connections there is none: TCP shares a link among them, but
-    unevenly, so that a message is through while another that began as early is not. Whose is next is drawn.
+    """One direction of a link: a message at a time, at full rate. Whose connection is next is drawn, since TCP shares a
+    link unevenly.
     """
 
     def __init__(self, clock: Clock, draw: random.Random) -> None:
@@ -153,11 +146,7 @@ class Processors:
 
 
 class Thread:
-    """What one thread of each of some processes does, one thing after the other, on shared processors.
-
-    Args:
-        times: how many such threads there are, all doing the same.
-    """
+    """What one thread of each of so many processes does, one thing after the other, on shared processors."""
 
     def __init__(self, processors: Processors, times: float) -> None:
         self.processors, self.times = processors, times

@@ -1,8 +1,4 @@
-"""Where the answer of a comparison flips: on other networks, with more workers, slow ones, larger batches, local steps.
-
-From the comparison's own runs, in a second or two: no layer is measured here, so that a model is taken to be of equal
-layers, and what nobody measured is a guess with a wide range. An answer is only named where that leaves it sure.
-"""
+"""Where the answer of a comparison flips, foretold from its own runs: see README.md, "Where it flips"."""
 
 import math
 from collections.abc import Sequence
@@ -37,10 +33,8 @@ MOST_WORKERS, MOST_S, MOST_MB = 64, 1e4, 1e5  # of runs: no more is asked about
 
 
 def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
-    """Of verdict.json: `says`, a sentence, and the `map`, as `hvdtrain plan predict` has it, with the `measured` place.
-
-    Args:
-        runs: of a comparison; word: its answer.
+    """Of verdict.json: `says`, a sentence, and the `map`, as `hvdtrain plan predict` has it, with the `measured` place:
+    these runs, and the word of their answer.
     """
     try:
         chosen = _middle_ones(runs)
@@ -55,9 +49,9 @@ def table(found: dict[str, Any]) -> Table | None:
     """The map, and what was measured."""
     if not found["map"]:
         return None
-    shown, measured = map_table(found["map"]), found["measured"]
+    measured = found["measured"]
     title = f"Where it flips; measured with {measured['workers']} workers: {measured['answer']}"
-    return replace(shown, title=title)
+    return map_table(found["map"], title)
 
 
 def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:

@@ -26,12 +26,7 @@ EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
 def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> Calibration:
-    """The calibration with what these runs say: how many cores a host has, the one with fewest; computing from those of
-    one process, and what a machine's other cores add to it; processor seconds of messages from what all processes of a
-    job took; the share of the wire that is reached from how long steps were.
-
-    Args:
-        bandwidth: of the hosts' links in Gbit/s.
+    """The calibration with what runs on hosts say whose links have so many Gbit/s: see README.md.
 
     Raises:
         UsageError: a run is of another model, or what it ran on is not known.
@@ -85,9 +80,7 @@ def message_seconds(job: Scenario) -> tuple[float, float, float]:
 
 
 def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
-    """What processes take while they wait, and costs of messages as the processor seconds of these runs have them,
-    beside that, computing and the optimizer.
-    """
+    """With costs of messages as processor seconds of these runs have them, beside waiting, computing, the optimizer."""
     costs = dict(base.transports[kind])
     made = replace(base, transports=base.transports | {kind: costs})  # has what is written into costs
     if idle := [cores for run in runs for cores in _idle_cores(run)]:
@@ -108,10 +101,8 @@ def _said(figures: Sequence[float]) -> Quantity:
 
 
 def _factors(job: Scenario, seconds: Mapping[int, float]) -> tuple[float, float, float]:
-    """How many times as much as expected messages cost as such, and their bytes at workers and at servers.
-
-    Args:
-        seconds: of messages, by rank.
+    """How many times as much as expected messages cost as such, and their bytes at workers and at servers, by the
+    processor seconds of each rank.
     """
     each, at_workers, at_servers = message_seconds(job)
     whole = _believed(sum(seconds.values()), each + at_workers + at_servers)

@@ -101,14 +101,10 @@ def label(at: Row) -> str:
     """`ps-sync ×3+1 fp16 H 8`; `+4 beside` are servers on the workers' hosts."""
     if at["mode"] == "single":
         return ONE_MACHINE
-    words = f"{at['mode']} ×{at['workers']}"
-    if at["servers"]:
-        words += f"+{at['servers']}"
-    if at["placement"] == "shared":
-        words += " beside"
-    if at["compression"] != "none":
-        words += f" {at['compression']}"
-    return f"{words} H {at['local_steps']}" if at["local_steps"] > 1 else words
+    words = f"{at['mode']} ×{at['workers']}" + (f"+{at['servers']}" if at["servers"] else "")
+    words += " beside" if at["placement"] == "shared" else ""
+    words += f" {at['compression']}" if at["compression"] != "none" else ""
+    return words + (f" H {at['local_steps']}" if at["local_steps"] > 1 else "")
 
 
 def codec_of(calibration: Calibration, mode: str, name: str) -> str:

@@ -37,11 +37,7 @@ class Measured(NamedTuple):
 
 
 def measure(deadline: float) -> dict[tuple[str, int], Measured]:
-    """What a step costs of each kind of mode and each size of block, as far as there is time.
-
-    Args:
-        deadline: of time.monotonic.
-    """
+    """What a step costs of each kind of mode and each size of block, as far as known by then on time.monotonic()."""
     import hvdtrain.modes.ddp
     import hvdtrain.modes.ps_sync  # noqa: F401
 

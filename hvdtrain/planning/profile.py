@@ -66,12 +66,8 @@ class _Stamps:
 
 
 def profile(config: RunConfig, batch: int, data: ImageFolder, side: int, budget_s: float) -> dict[str, Any]:
-    """What a Calibration says of computing: a model's layers with one worker's batch, measured for about so long.
-
-    A batch that would take too long is measured smaller, and computing taken to grow in proportion.
-
-    Args:
-        side: of the images, in pixels.
+    """What a Calibration says of computing, with one worker's batch of images of so many pixels a side, measured for
+    about so long. A batch that would take too long is measured smaller; computing is taken to grow in proportion.
     """
     model = initial_model(config, len(data.classes), trial_inputs(config, data))
     model.train()
@@ -102,15 +98,12 @@ def profile(config: RunConfig, batch: int, data: ImageFolder, side: int, budget_
     vector = nn.Parameter(torch.zeros(VECTOR_MB * 250_000))
     vector.grad = torch.ones_like(vector)
     return {
-        "batch_per_worker": batch,
-        "layers": layers,
-        "fixed_ms": Quantity.of(fixed).times(1e3),
-        "step_jitter": round((third - first) / 1.349, 4),
-        "batch_fixed_share": round(fixed_share, 4),
+        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of(fixed).times(1e3),
+        "step_jitter": round((third - first) / 1.349, 4), "batch_fixed_share": round(fixed_share, 4),
         "machine_speedup": _of_all_cores(model, samples[:measured]),
         "optimizer_ms_per_mb": _ms_per_mb(make_optimizer(config, [vector]).step),
         "codecs": _codecs(),
-    }
+    }  # fmt: skip
 
 
 def _of_all_cores(model: nn.Module, samples: torch.Tensor) -> Quantity:

@@ -18,11 +18,6 @@ AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 
 
 class Ring(Exchange):
-    """
-    Attributes:
-        ready: the numbers of the pieces that wait to be reduced, in order.
-    """
-
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
         self.is_horovod = modes.declared(scenario.mode).joins_horovod
         pieces: list[Piece] = []
@@ -33,7 +28,7 @@ class Ring(Exchange):
         self.cores = Processors(self.clock, scenario.free_cores(times, 1))
         self.worker = Worker(self, self.cores, times, max(scenario.factors), scenario.workers)
         self.workers = [self.worker]
-        self.ready: list[int] = []
+        self.ready: list[int] = []  # pieces that wait to be reduced
         self.is_reducing = False
 
     def send(self, worker: Worker, number: int) -> None:
@@ -65,9 +60,7 @@ class Ring(Exchange):
         self.is_reducing = False
 
     def _next(self) -> list[int]:
-        """Take what is reduced together: as much as the fusion buffer holds; where layers wait, what forward needs
-        first; of DDP a bucket.
-        """
+        """Take what is reduced together: a fusion buffer; where layers wait, what forward needs first; DDP's bucket."""
         if self.scenario.waits_for_layers:
             taken = sorted(self.ready)[:AHEAD]
         else:

@@ -89,14 +89,10 @@ class Scenario:
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
-        wait_for: what waits for fresh weights, the next forward of each `layer` or the next `step`; empty: as the mode
-            does by default.
-        shares: how the samples of a step are shared out: `equal`; `measured`, in lockstep, slow workers have less of
-            them; `leased`, whoever is ready takes the next share; empty: as the mode does by default.
+        wait_for, shares: as modes.Mode has them; empty: as the mode does by default.
         local_steps: of each worker, from one exchange to the next.
         replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
-        round_steps: in ps-ssp and ps-async, after so many steps all wait for the last, as before an evaluation; 0: they
-            never do.
+        round_steps: after so many all wait for the last in ps-ssp and ps-async, as before an evaluation; 0: never.
     """
 
     mode: str

@@ -65,7 +65,7 @@ def answer(place: Row) -> str:
     return ", ".join(f"{name} {p:.0%}" for p, name in likely)
 
 
-def map_table(places: Sequence[Row]) -> Table:
+def map_table(places: Sequence[Row], title: str = MAP) -> Table:
     """A line for each number of workers and of local steps, a column for each bandwidth."""
     bandwidths = sorted({place["bandwidth_gbit"] for place in places})
     lines: dict[tuple[int, int, int], dict[float, str]] = {}
@@ -75,7 +75,7 @@ def map_table(places: Sequence[Row]) -> Table:
     several = len({steps for _, _, steps in lines}) > 1
     headings = ["workers", "machines", *(["H"] if several else []), *map(rate, bandwidths)]
     rows = [[*key[: 2 + several], *map(line.get, bandwidths)] for key, line in sorted(lines.items())]
-    return table_of(MAP, headings, rows)
+    return table_of(title, headings, rows)
 
 
 def needs(rows: Sequence[Row]) -> None:

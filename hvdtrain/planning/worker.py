@@ -18,15 +18,12 @@ MOST_STEPS = 100  # and ten times as many as all are to take: what others do no 
 
 
 class Exchange(ABC):
-    """What carries the gradients of a job away and brings fresh weights.
-
-    Args:
-        steps: that each worker takes after a first one; with local steps, rounds of them.
-        seed: of all that is drawn.
-        pieces: of the weights: each travels as one.
+    """What carries the gradients of a job away and brings fresh weights, for so many steps of each worker after a first
+    one; with local steps, rounds of them.
 
     Attributes:
-        pieces_of: the numbers of each layer's pieces.
+        pieces_of: the numbers of the pieces that each layer lies in.
+        ready_at: those of which it is the first layer: backward comes to that last.
         workers: in groups of those that do the same at the same time.
         left: groups of workers that have not yet taken enough steps; those that are faster take more.
         round: steps after which all wait for the last; 0: they never do.
@@ -43,12 +40,13 @@ class Exchange(ABC):
         self.staleness_sum = self.pushes = 0.0
         layers = range(len(scenario.layers))
         self.pieces_of = [[number for number, piece in enumerate(pieces) if layer in piece.layers] for layer in layers]
+        self.ready_at = [[n for n in self.pieces_of[layer] if layer == min(pieces[n].layers)] for layer in layers]
         self.workers: list[Worker] = []
         self.left = 0
 
     @abstractmethod
     def send(self, worker: "Worker", number: int) -> None:
-        """All gradients of a piece are there. `arrived` is called when fresh weights of it are."""
+        """All gradients of a piece are there; call `arrived` when its fresh weights are."""
 
     def takes_share(self, worker: "Worker") -> bool:
         """Whether there is another step for a group of workers."""
@@ -65,25 +63,18 @@ class Exchange(ABC):
             self.left = 0
 
     def gradient(self, worker: "Worker", layer: int) -> None:
-        """A layer's gradient is there."""
-        for number in self.pieces_of[layer]:
-            parts = self.pieces[number].layers
-            worker.lacking[number] -= 1
-            if not worker.lacking[number]:
-                worker.lacking[number] = len(parts)
-                for part in parts:
-                    worker.missing[part] += 1
-                self.send(worker, number)
+        """A layer's gradient is there, as those of all layers behind it are."""
+        for number in self.ready_at[layer]:
+            worker.stale.add(number)
+            self.send(worker, number)
 
-    def fresh(self, worker: "Worker", layer: int, then: Then) -> None:
-        """Call `then` when all pieces of a layer have fresh weights, which they have not yet."""
-        worker.awaited = layer, then
+    def is_fresh(self, worker: "Worker", layer: int) -> bool:
+        return worker.stale.isdisjoint(self.pieces_of[layer])
 
     def arrived(self, worker: "Worker", number: int) -> None:
         """A piece has fresh weights."""
-        for layer in self.pieces[number].layers:
-            worker.missing[layer] -= 1
-        if worker.awaited and not worker.missing[worker.awaited[0]]:
+        worker.stale.remove(number)
+        if worker.awaited and self.is_fresh(worker, worker.awaited[0]):
             (_, then), worker.awaited = worker.awaited, None
             then()
 
@@ -125,8 +116,7 @@ class Worker:
         among: how many workers wait for the slowest of them, whose pace it is.
 
     Attributes:
-        missing: pieces of each layer that are not fresh.
-        lacking: layers whose gradients each piece waits for.
+        stale: pieces whose fresh weights are under way.
         awaited: the layer that it waits for, and what goes on then.
         ends, waited: of each step, when it ended and how long it waited for weights.
     """
@@ -137,8 +127,7 @@ class Worker:
         self.step, self.pace = 0, 1.0
         self.due, self.quantile = exchange.random.random(), exchange.random.random()  # slow steps; of jitter
         self.slow_steps = expected_slow(self.scenario.slow.random_share, self.scenario.local_steps, among)
-        self.missing = [0] * len(self.scenario.layers)
-        self.lacking = [len(piece.layers) for piece in exchange.pieces]
+        self.stale: set[int] = set()
         self.awaited: tuple[int, Then] | None = None
         self.ends: list[float] = []
         self.waited: list[float] = []
@@ -175,9 +164,12 @@ class Worker:
     def _until_fresh(self, layers: Iterable[int]) -> Process:
         began = self.exchange.clock.now
         for layer in layers:
-            if self.missing[layer]:
-                yield partial(self.exchange.fresh, self, layer)
+            if not self.exchange.is_fresh(self, layer):
+                yield partial(self._await, layer)
         self.waited[-1] += self.exchange.clock.now - began
+
+    def _await(self, layer: int, then: Then) -> None:
+        self.awaited = layer, then
 
     def _begin_step(self) -> None:
         """Take the next pace. Jitter is lognormal. Both that and steps that are slow at random come evenly from a drawn
