@@ -9,9 +9,8 @@ from dataclasses import replace
 from hvdtrain import modes
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
-from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, speed
+from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, simulate, speed
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
-from hvdtrain.planning.simulate import simulate
 
 COMPRESSIONS = ("fp16", "int8")  # tried beside none, where both sides can send it
 SHOWN = 8  # uses of some hosts

@@ -12,8 +12,8 @@ from hvdtrain.config.untrusted import parse_toml
 from hvdtrain.errors import UsageError
 from hvdtrain.planning.calibration import read_as
 from hvdtrain.planning.layout import FINE
+from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
-from hvdtrain.planning.simulate import simulate
 
 # What is not known of another system: the likely value, and the standard deviation of its logarithm before any cell was
 # looked at. Cells move them, and as far as they do not, the interval is as wide as these say.

@@ -120,7 +120,7 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
     made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
     notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means."]
     rows: list[tuple[str, list[Cell]]] = []
-    off, links = [], {None}
+    off, links = [], set[float]()
     for (label, slow), members in groups.items():
         try:
             measured = geometric_mean(map(measured_step_s, members))
@@ -128,14 +128,15 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
         except UsageError as error:
             notes.append(f"Not predicted: {error}.")
             continue
-        predicted, links = row["predicted_step_s"], links | {row["bandwidth_gbit"]}
+        predicted = row["predicted_step_s"]
+        links |= {row["bandwidth_gbit"]} - {None}
         off.append(predicted / measured - 1)
         rows.append((label + (f", slow: {slow}" if several else ""), [
             Cell(seconds(measured), measured),
             Cell(seconds(predicted), predicted, between(row["low"], row["high"])),
             Cell(f"{off[-1]:+.1%}", off[-1]),
         ]))  # fmt: skip
-    for gbit in sorted(links - {None}):
+    for gbit in sorted(links):
         notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
     if off:
         notes.append(f"Median error {statistics.median(map(abs, off)):.1%}, largest {max(map(abs, off)):.1%}.")

@@ -20,16 +20,15 @@ from hvdtrain.runs.request import check, train_options
 
 FOLDER = click.Path(path_type=Path)
 FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
+PLACEMENT, SHARE = click.Choice(["dedicated", "shared"]), click.FloatRange(0, 1, True, True)
+BANDWIDTHS, NAMES = Several(BANDWIDTH, "bandwidths"), Several(click.Choice(MODES))
+DEFAULTS = {"show_default": True}
 MEASURED = {"model", "width", "dataset", "image_size", "optimizer"}  # options that decide what a step costs
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def plan() -> None:
     """The answer for a cluster you do not have yet.
-
-    \b
-    hvdtrain plan calibrate --model vgg16 --batch-size 16 --out cal.json
-    hvdtrain plan predict cal.json --workers 1-64 --servers 1,2,equal --bandwidth 1gbit,10gbit
 
     A minute of measuring here; then a simulation of layers, links and processors says what a step would take
     elsewhere, in which mode, with an interval.
@@ -38,10 +37,7 @@ def plan() -> None:
 
 @plan.command()
 @train_options(*({field.name for field in fields(RunConfig)} - MEASURED))
-@click.option(
-    "--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True,
-    help="Samples of a step of each worker.",
-)  # fmt: skip
+@click.option("--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True, help="Of a worker.")
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
 @click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
 @click.option("--out", type=NEW_FILE, required=True, help="File of the calibration, JSON with units in its names.")
@@ -66,31 +62,19 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
     )
 
 
-@plan.command()
+@plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
-@click.option("--workers", "-n", type=Counts(), default="1-64", show_default=True, help="`2,8` or `1-1024`.")
-@click.option(
-    "--servers", "-s", type=Counts(equal=True), default="1,equal", show_default=True, help="`1,2,equal`: as workers."
-)
-@click.option(
-    "--bandwidth", "bandwidths", type=Several(BANDWIDTH), metavar="BANDWIDTHS", default="1gbit,10gbit",
-    show_default=True, help="Of each host's link.",
-)  # fmt: skip
+@click.option("--workers", "-n", type=Counts(), default="1-64", help="`2,8` or `1-1024`.")
+@click.option("--servers", "-s", type=Counts(equal=True), default="1,equal", help="`1,2,equal`: as workers.")
+@click.option("--bandwidth", "bandwidths", type=BANDWIDTHS, default="1gbit,10gbit", help="Of each host's link.")
 @click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
-@click.option(
-    "--modes", "names", type=Several(click.Choice(MODES)), metavar="NAMES", default=",".join(MODES), show_default=True
-)
-@click.option("--compression", default="none", show_default=True, help="Of gradients: a codec of the calibration.")
-@click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
-@click.option(
-    "--placement", type=click.Choice(["dedicated", "shared"]), default="dedicated", show_default=True,
-    help="Servers on hosts without workers, or on the workers' hosts.",
-)  # fmt: skip
-@click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers on a host.")
-@click.option(
-    "--local-steps", type=Counts(), default="1", show_default=True, help="Of a worker, from an exchange to the next."
-)
-@click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
+@click.option("--modes", "names", type=NAMES, default=",".join(MODES))
+@click.option("--compression", default="none", help="Of gradients: a codec of the calibration.")
+@click.option("--batch-size", "-b", type=click.IntRange(1, 65536), help="Of each worker  [default: the calibration's].")
+@click.option("--placement", type=PLACEMENT, default="dedicated", help="Servers' hosts: of their own, or the workers'.")
+@click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, help="Workers on a host.")
+@click.option("--local-steps", type=Counts(), default="1", help="Of a worker, from an exchange to the next.")
+@click.option("--staleness", type=click.IntRange(0, 1000), default=2, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
@@ -99,7 +83,7 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
-    names: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int,
+    names: list[str], compression: str, batch_size: int | None, placement: str, gpus_per_host: int,
     local_steps: list[Any], staleness: int, slow: Slow, file: Path | None, plot: Path | None,
     hosts: int | None, price_host: float, price_server: float | None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -109,7 +93,7 @@ def predict(
     hvdtrain plan predict cal.json --workers 1-64 --servers 1,equal --bandwidth 1gbit,10gbit --plot plan.svg
     hvdtrain plan predict cal.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
     """
-    from hvdtrain.planning import best, plots, show
+    from hvdtrain.planning import best, show
     from hvdtrain.planning import predict as prediction
 
     known = load(calibration)
@@ -142,22 +126,19 @@ def predict(
     if file:
         file.write_text(json.dumps(found, indent=1) + "\n")
     if plot:
-        plots.save(plot, *([of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, map_)))
+        show.plot(plot, *([of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, map_)))
     for line in _warnings(known, asked, rows):
         click.echo(line)
     return found
 
 
-@plan.command()
+@plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
-@click.option("--workers", "-n", type=Counts(), default="4", show_default=True, help="`2,8` or `1-1024`.")
-@click.option("--servers", "-s", type=Counts(equal=True), default="equal", show_default=True, help="On workers' hosts.")
-@click.option("--modes", "names", type=Several(click.Choice(MODES)), default="allreduce,ps-sync", show_default=True)
-@click.option("--local-steps", type=Counts(), default="1,16", show_default=True, help="From an exchange to the next.")
-@click.option(
-    "--efficiency", type=click.FloatRange(0, 1, True, True), default=0.8, show_default=True,
-    help="What workers are to do of what as many would that never wait.",
-)  # fmt: skip
+@click.option("--workers", "-n", type=Counts(), default="4", help="`2,8` or `1-1024`.")
+@click.option("--servers", "-s", type=Counts(equal=True), default="equal", help="On workers' hosts.")
+@click.option("--modes", "names", type=NAMES, default="allreduce,ps-sync")
+@click.option("--local-steps", type=Counts(), default="1,16", help="From an exchange to the next.")
+@click.option("--efficiency", type=SHARE, default=0.8, help="Of what as many workers would do that never wait.")
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 def needs(
     calibration: Path, workers: list[Any], servers: list[Any], names: list[str], local_steps: list[Any],

@@ -91,10 +91,10 @@ class Link:
 
 
 class Processors:
-    """Cores that all threads of some hosts share evenly: egalitarian processor sharing in virtual time.
+    """Cores that all threads of some hosts share evenly: each runs at min(1, cores / threads that run).
 
-    Every thread runs at min(1, cores / threads that run), so that `attained`, the processor seconds that each running
-    thread has had since the beginning, is the same for all and work ends in the order of what it needs.
+    `attained`, the processor seconds that each has had since the beginning, is the same for all: work ends in the order
+    of what it needs (egalitarian processor sharing in virtual time).
     """
 
     def __init__(self, clock: Clock, cores: float) -> None:

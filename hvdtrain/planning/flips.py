@@ -14,10 +14,9 @@ from hvdtrain.planning.calibration import MODEL_ERROR, TRANSPORTS, Calibration, 
 from hvdtrain.planning.check import LOCAL_GBIT, measured_step_s, question
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
-from hvdtrain.planning.predict import Row
+from hvdtrain.planning.predict import Row, simulate
 from hvdtrain.planning.scenario import Scenario, Slow
 from hvdtrain.planning.show import ANSWERS, answer, map_table, rate
-from hvdtrain.planning.simulate import simulate
 from hvdtrain.report.table import Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind

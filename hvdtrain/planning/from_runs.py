@@ -9,8 +9,8 @@ from dataclasses import replace
 from hvdtrain.planning.calibration import TRANSPORTS, Calibration, Quantity
 from hvdtrain.planning.check import measured_step_s, question
 from hvdtrain.planning.layout import local_part
+from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
-from hvdtrain.planning.simulate import simulate
 from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import read_server_loads
 

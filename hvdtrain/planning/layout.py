@@ -12,9 +12,7 @@ MOST_SERVER_GROUPS = 16  # their messages are taken to interleave: an approximat
 
 
 class Detail(NamedTuple):
-    """How many pieces weights are cut into at most, about, and workers that are not in lockstep into groups; how many
-    steps there are at most, where few messages are drawn in each.
-    """
+    """At most so many pieces of the weights, groups of workers not in lockstep, and steps with few messages in each."""
 
     pieces: int
     groups: int
@@ -26,12 +24,8 @@ FINE, COARSE, ROUGH = Detail(160, 24), Detail(24, 6), Detail(6, 3, 4)
 
 @dataclass(frozen=True)
 class HostGroup:
-    """Hosts that are alike.
-
-    Attributes:
-        hosts: how many.
-        servers: of each host; the first group with servers has the first range of the weights.
-        workers: of each host, by how much slower than others they compute: ((factor, count), …).
+    """So many hosts that are alike, with their servers and workers each; the latter by how much slower than others they
+    compute: ((factor, count), …). The first group with servers has the first range of the weights.
     """
 
     hosts: int
@@ -41,12 +35,10 @@ class HostGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of the weights that travels as one.
+    """A range of the weights that travels as one, though it may really be several messages.
 
     Attributes:
         owner: the number of the group whose servers hold it.
-        bytes: of weights.
-        messages: how many it really is.
         layers: the numbers of the layers that lie in it, wholly or partly.
     """
 

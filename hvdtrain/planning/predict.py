@@ -14,9 +14,13 @@ from hvdtrain.errors import UsageError, unknown
 from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.calibration import Z90, Calibration
 from hvdtrain.planning.layout import COARSE, FINE, Detail
-from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
-from hvdtrain.planning.simulate import simulate
+from hvdtrain.planning.ring import Ring
+from hvdtrain.planning.scenario import BUCKET_BYTES, RING_MODES, SERVER_MODES, Outcome, Scenario
+from hvdtrain.planning.servers import Servers
 
+STEPS, STEPS_ASYNCHRONOUS, STEPS_RING = 3, 4, 10  # rings cost little
+STEPS_STRAGGLERS = 40  # where workers are slow at random: a seed moves a prediction by 5 % at most
+BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
 DRAWS = 12  # of a calibration, for an interval
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
 WIDER_PER_DOUBLING = 0.02
@@ -25,6 +29,21 @@ LEAST_GBIT, MOST_GBIT = 1e-4, 1e3  # of what a job may need
 HALVINGS = 10  # of that range, on a logarithmic scale: to 2 %
 Z_SURE = 1.282  # nine in ten of a normal distribution are less
 Row = dict[str, Any]
+
+
+def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:
+    """Simulate so many steps, or enough of them. The same arguments give the same outcome."""
+    of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
+    if not scenario.servers:
+        enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS_RING
+        return Ring(scenario, steps or enough, of_mode, detail).run()
+    buckets = max(scenario.servers, scenario.bytes / BUCKET_BYTES)
+    enough = max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))
+    if not scenario.in_lockstep:
+        enough = STEPS_ASYNCHRONOUS
+    if scenario.slow.random_share:
+        enough = STEPS_STRAGGLERS
+    return Servers(scenario, steps or enough, of_mode, detail).run()
 
 
 def scenarios(

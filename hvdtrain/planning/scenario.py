@@ -17,12 +17,7 @@ LEAST_FREE = 0.1  # share of the cores of a host that is left however many proce
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with parameters, with the activations and poolings that follow it.
-
-    Attributes:
-        parameters: elements, float32.
-        forward_s, backward_s: seconds of computing for a worker's batch.
-    """
+    """A module with so many parameters, float32, with what follows it; seconds of computing for a worker's batch."""
 
     parameters: int
     forward_s: float
@@ -57,11 +52,8 @@ class Codec:
 
 @dataclass(frozen=True)
 class Slow:
-    """Stragglers.
-
-    Attributes:
-        workers: factor of computing of each slow worker, by number.
-        random_factor, random_share: any worker is so much slower at a step, with this probability.
+    """Stragglers: the factor of computing of each slow worker, by number; and by which any worker is slower at a step,
+    with which probability.
     """
 
     workers: Mapping[int, float] = field(default_factory=dict)

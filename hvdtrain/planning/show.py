@@ -1,9 +1,11 @@
-"""Tables on the terminal."""
+"""Tables on the terminal, and plots."""
 
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from hvdtrain import plot_style
 from hvdtrain.console import Console
 from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.predict import MOST_GBIT, Row, is_lone
@@ -11,7 +13,7 @@ from hvdtrain.report.table import Table, rich_table, words_table
 
 WIDTH = 140  # where the output is no terminal
 MAP = "The fastest, and how probably"
-LEAST = 0.1  # a less probable answer is not named
+LEAST, SURE = 0.1, 0.8  # a less probable answer is not named; as probable as that, it has its colour
 ANSWERS = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE MACHINE"}
 
 
@@ -107,3 +109,63 @@ def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float])
     console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
     if off := [abs(row["error"]) for row in rows if not row["calibrate"]]:
         console.print(f"{len(off)} blind cells: median error {statistics.median(off):.1%}, largest {max(off):.1%}")
+
+
+def plot(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
+    """An SVG: for each bandwidth samples/s over workers, the best number of servers of each mode; below, the map."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row["bandwidth_gbit"]]  # one machine has no links
+    names = [rate(bandwidth) for bandwidth in sorted({row["bandwidth_gbit"] for row in rows})]
+    heights = [3.2, *([0.9 + 0.3 * len({row["workers"] for row in map_})] if map_ else [])]
+    with rc_context(plot_style.RC):
+        figure = Figure(figsize=(plot_style.WIDTH, sum(heights)), layout="constrained")
+        lines: list[Any] = [names, ["map"] * len(names)]
+        panels: dict[str, Any] = figure.subplot_mosaic(lines[: len(heights)], height_ratios=heights)
+        for name in names:
+            _draw_throughput(panels[name], [row for row in rows if rate(row["bandwidth_gbit"]) == name])
+            panels[name].sharey(panels[names[0]])
+            panels[name].set(title=name, xlabel="workers")
+        panels[names[0]].set_ylabel("samples/s")
+        plot_style.legend(figure, [panels[name] for name in names])
+        if map_:
+            _draw_map(panels["map"], map_)
+        path.write_text(plot_style.svg(figure))
+
+
+def _draw_throughput(panel: Any, rows: Sequence[Row]) -> None:
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        slowest_first = sorted((row for row in rows if row["mode"] == mode), key=lambda row: -row["step_s"])
+        best = {row["workers"]: row for row in slowest_first}
+        workers = sorted(best)
+        colour, marker = plot_style.look_of(mode)
+        speeds = [best[n]["samples_per_s"] for n in workers]
+        panel.plot(workers, speeds, marker=marker, markersize=4, color=colour, label=mode)
+        panel.fill_between(
+            workers, [best[n]["samples_per_s_low"] for n in workers], [best[n]["samples_per_s_high"] for n in workers],
+            color=colour, alpha=0.12, linewidth=0,
+        )  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.grid(True)
+
+
+def _draw_map(panel: Any, places: Sequence[Row]) -> None:
+    """Workers by bandwidth: the colour says what is the fastest, its strength how probably; grey where that is open."""
+    from matplotlib.patches import Rectangle
+
+    bandwidths, numbers = (sorted({row[key] for row in places}) for key in ("bandwidth_gbit", "workers"))
+    modes = dict(zip(ANSWERS, ("allreduce", "ps-sync", "single"), strict=True))
+    for row in places:
+        x, y = bandwidths.index(row["bandwidth_gbit"]), numbers.index(row["workers"])
+        first = max(ANSWERS, key=row.__getitem__)
+        colour = plot_style.look_of(modes[first])[0] if row[first] >= SURE else plot_style.GRID
+        panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.6, linewidth=0))
+        panel.text(x, y, answer(row), ha="center", va="center", fontsize=8, color="#101010")
+    panel.set(xlim=(-0.5, len(bandwidths) - 0.5), ylim=(-0.5, len(numbers) - 0.5), ylabel="workers")
+    panel.set_xticks(range(len(bandwidths)), map(rate, bandwidths))
+    panel.set_yticks(range(len(numbers)), [str(n) for n in numbers])
+    panel.set_title(MAP)
+    panel.tick_params(length=0)

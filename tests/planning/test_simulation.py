@@ -11,8 +11,8 @@ import pytest
 
 from hvdtrain import modes
 from hvdtrain.planning.engine import Clock, Link
+from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import Codec, Layer, Scenario, Slow, Transport
-from hvdtrain.planning.simulate import simulate
 
 # Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
 VGG16 = (
