@@ -16,17 +16,14 @@ COMPRESSIONS = ("fp16", "int8")  # tried beside none, where both sides can send 
 SHOWN = 8  # uses of some hosts
 PROMISING = 3  # of the fastest, simulated roughly
 HOPELESS = 4  # times as slow as another: how probably it is the fastest need not be drawn
-# Of the model's error, as a standard deviation: what a ring and servers share, and what each has for itself. Measured
-# steps were missed by 9.3 %, the ratio of servers to a ring by 8.1 % (README.md, "Checked on hosts of one machine").
+# Of the model's error, what a ring and servers share, and what each has for itself: README.md, "Checked on hosts …"
 SHARED, OWN = 0.8, 0.6
 SAMPLED = 2000
-Sides = list[list[Scenario]]  # rings, servers
 
 
 def candidates(
-    calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float = 1.0,
-    price_server: float = 1.0,
-) -> Sides:  # fmt: skip
+    calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float, price_server: float
+) -> list[list[Scenario]]:
     """What rings can do with so many hosts, and what servers can for the same money. Servers beside workers cost
     nothing, and take their links and cores. Where no compression is asked for, those that both can send are tried too.
     """
@@ -36,7 +33,7 @@ def candidates(
     if asked.compression == "none":
         known = [codec for codec in COMPRESSIONS if codec in calibration.codecs]
         codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
-    sides: Sides = []
+    sides = []
     for of, on in zip(families, places, strict=True):
         sending = dict.fromkeys((m.name, codec_of(calibration, m.name, codec)) for m in of for codec in codecs)
         sides.append([
@@ -78,11 +75,12 @@ def ranked(calibration: Calibration, jobs: Iterable[Scenario], detail: Detail) -
 
 
 def cell(
-    calibration: Calibration, asked: Scenario, sides: Sides, hosts: int, basis: str = "hosts", detail: Detail = FINE
-) -> Row:
+    calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float = 1.0,
+    price_server: float = 1.0, detail: Detail = FINE,
+) -> Row:  # fmt: skip
     """A place of the map: the best of each side, and how probably each is the fastest of all."""
-    workers = hosts * asked.workers_per_host
-    best = []
+    workers, best = hosts * asked.workers_per_host, []
+    sides = candidates(calibration, asked, names, hosts, price_host, price_server)
     for jobs in (*sides, [machine(asked, workers)]):
         promising = [job for _, job in ranked(calibration, jobs, ROUGH)[:PROMISING]]
         best.append(ranked(calibration, promising, min(detail, COARSE))[:1])
@@ -91,9 +89,9 @@ def cell(
         name: next((row(calibration, job, detail, samples > least) for samples, job in of if samples), None)
         for name, of in zip(("ring", "servers", "one_machine"), best, strict=True)
     }
-    place = {
+    place: Row = {
         "workers": workers, "hosts": hosts, "bandwidth_gbit": asked.bandwidth_gbit,
-        "local_steps": asked.local_steps, "basis": basis,
+        "local_steps": asked.local_steps, "basis": "hosts" if price_server == price_host else "price",
     }  # fmt: skip
     place |= {f"p_{name}": p for name, p in zip(rows, chances(calibration, list(rows.values())), strict=True)}
     place |= {name: of and label(of) for name, of in rows.items()}
@@ -111,8 +109,7 @@ def map_of(
     for n, gbit, steps in itertools.product(workers, bandwidths, local_steps):
         hosts = -(-n // asked.workers_per_host)
         if hosts > 1:
-            job = replace(asked, bandwidth_gbit=gbit, local_steps=steps)
-            places.append(cell(calibration, job, candidates(calibration, job, names, hosts), hosts))
+            places.append(cell(calibration, replace(asked, bandwidth_gbit=gbit, local_steps=steps), names, hosts))
     return places
 
 
@@ -148,5 +145,4 @@ def splits(
         worker_hosts = at["hosts"] - apart
         rows.append(at | {"worker_hosts": worker_hosts, "price": worker_hosts * price_host + apart * price_server})
     rows.sort(key=lambda one: -one["samples_per_s"])
-    basis = "hosts" if price_server == price_host else "price"
-    return rows, [cell(calibration, asked, sides, hosts, basis)]
+    return rows, [cell(calibration, asked, names, hosts, price_host, price_server)]

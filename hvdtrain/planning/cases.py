@@ -106,7 +106,7 @@ def layers_of(name: str) -> list[tuple[float, float]]:
 
     if name not in torchvision.models.list_models(torchvision.models):
         raise UsageError(
-            f"unknown model '{name}': torchvision's names are known, vgg16 or resnet50; or write layers = […]"
+            f"unknown model '{name}': choose one of torchvision's, vgg16 or resnet50, or write layers = […]"
         )
     more = {"aux_logits": False, "init_weights": False} if name in ("inception_v3", "googlenet") else {}
     layers: list[tuple[float, float]] = []

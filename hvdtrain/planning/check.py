@@ -34,10 +34,7 @@ def finished(folder: Path) -> Run:
 
 def measured_step_s(run: Run) -> float:
     """Wall seconds for one step of the job. Of lockstep modes the median between two steps of a worker, the mean over
-    workers; where each goes at its own pace, and some wait at the end for others, of all steps together.
-
-    Raises:
-        UsageError: there are too few steps.
+    workers; where each goes at its own pace, of all steps together. UsageError where there are too few.
     """
     if not modes.declared(run.kind.mode).lockstep and run.summary.steps and run.summary.wall_s:
         return run.summary.wall_s / run.summary.steps

@@ -45,7 +45,6 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
     """Measure, for a minute at most, what a step and its messages cost here.
 
     \b
-    hvdtrain plan calibrate --model vgg16 --width 0.5 --out cal.json
     hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
     """
     from hvdtrain.planning import calibrate as measuring

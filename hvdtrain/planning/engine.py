@@ -1,8 +1,7 @@
 """Discrete events: a heap of what happens next, processes that wait, links that serve in order, shared processors.
 
 A process is a generator that yields what it waits for: a function that is given what goes on after it, as
-`partial(clock.after, seconds)`. A resource can stand for several alike: work then says how many do it at once
-(`times`).
+`partial(clock.after, seconds)`. A resource can stand for several alike, `times` says for how many.
 """
 
 import heapq

@@ -104,8 +104,7 @@ def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str
     """The map, and what turns the answer at the measured place of it."""
 
     def place(made: Calibration = made, n: int = asked.workers, **changed: Any) -> Row:
-        job, hosts = replace(asked, **changed), -(-n // asked.workers_per_host)
-        return best.cell(made, job, best.candidates(made, job, names, hosts), hosts, detail=ROUGH)
+        return best.cell(made, replace(asked, **changed), names, -(-n // asked.workers_per_host), detail=ROUGH)
 
     rates, sizes = sorted({*BANDWIDTHS, asked.bandwidth_gbit}), sorted({*WORKERS, asked.workers})
     map_ = [place(n=n, bandwidth_gbit=gbit) for n in sizes if n > asked.workers_per_host for gbit in rates]

@@ -26,10 +26,8 @@ EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
 def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> Calibration:
-    """The calibration with what runs on hosts say whose links have so many Gbit/s: see README.md.
-
-    Raises:
-        UsageError: a run is of another model, or what it ran on is not known.
+    """The calibration with what runs say on hosts whose links have so many Gbit/s: see README.md. UsageError where one
+    is of another model, or what it ran on is not known.
     """
     cores = [host.cores_usable for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
     made = replace(

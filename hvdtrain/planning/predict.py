@@ -51,9 +51,7 @@ def scenarios(
     bandwidths: Sequence[float], local_steps: Sequence[int] = (1,),
 ) -> list[Scenario]:  # fmt: skip
     """Every mode, number of workers and of servers, of local steps, and bandwidth in Gbit/s that go together.
-
-    Raises:
-        UsageError: there are none, or --slow names a worker that not even the largest cluster has.
+    UsageError where there are none, or --slow names a worker that not even the largest cluster has.
     """
     jobs = []
     for n, mode in itertools.product(workers, (name for name in names if name in (*RING_MODES, *SERVER_MODES))):
@@ -127,31 +125,22 @@ def label(at: Row) -> str:
 
 
 def codec_of(calibration: Calibration, mode: str, name: str) -> str:
-    """What a mode sends gradients with that is asked for a codec: `none` where it has not that one.
-
-    Raises:
-        UsageError: the calibration knows no such codec.
-    """
+    """The codec that a mode sends gradients with, or `none`. UsageError where the calibration does not know it."""
     if name not in (known := ["none", *calibration.codecs]):
         raise unknown("compression of this calibration", name, known)
     return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
 
 
 def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Detail) -> list[float]:
-    """Seconds a step with the calibration drawn anew.
-
-    Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
+    """Seconds a step with the calibration drawn anew; with servers by coarse simulations, whose ratio to such a one at
+    the medians counts.
     """
-    detail, middle_s = FINE, step_s
-    if asked.servers:
-        detail = COARSE
-        if known != COARSE:
-            middle_s = simulate(calibration.scenario(asked), detail=COARSE).step_s
-    draws = []
-    for number in range(DRAWS):
-        drawn = calibration.scenario(asked, random.Random(f"0 {number}"))
-        draws.append(step_s * simulate(drawn, seed=1 + number, detail=detail).step_s / middle_s)
-    return draws
+    detail, middle_s = COARSE if asked.servers else FINE, step_s
+    if asked.servers and known != COARSE:
+        middle_s = simulate(calibration.scenario(asked), detail=COARSE).step_s
+    jobs = [calibration.scenario(asked, random.Random(f"0 {number}")) for number in range(DRAWS)]
+    drawn = [simulate(job, seed=seed, detail=detail).step_s for seed, job in enumerate(jobs, 1)]
+    return [step_s * drawn_s / middle_s for drawn_s in drawn]
 
 
 def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:
