@@ -16,7 +16,7 @@ from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
 
 # What is not known of another system: the likely value, and the standard deviation of its logarithm before any cell was
-# looked at. Cells move them, and as far as they do not, the interval is as wide as these say.
+# looked at.
 UNKNOWNS = {
     "efficiency": (0.7, 0.8),  # share of the wire that payload reaches
     "processor_s_per_gb": (0.2, 1.0),  # at each end of a message
@@ -105,9 +105,7 @@ def layers_of(name: str) -> list[tuple[float, float]]:
     import torchvision
 
     if name not in torchvision.models.list_models(torchvision.models):
-        raise UsageError(
-            f"unknown model '{name}': choose one of torchvision's, vgg16 or resnet50, or write layers = […]"
-        )
+        raise UsageError(f"unknown model '{name}': choose one of torchvision's, as vgg16, or write layers = […]")
     more = {"aux_logits": False, "init_weights": False} if name in ("inception_v3", "googlenet") else {}
     layers: list[tuple[float, float]] = []
 
@@ -170,10 +168,8 @@ def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
     rows = []
     for cell in case.cell:
         speeds = [samples_per_s(case, layers, cell, values) for values in (_unknowns(fit.x), *drawn)]
-        rows.append(to_builtins(cell) | {
-            "predicted": speeds[0], "low": min(speeds) / WIDER, "high": max(speeds) * WIDER,
-            "error": speeds[0] / cell.samples_per_s - 1,
-        })  # fmt: skip
+        found = {"predicted": speeds[0], "low": min(speeds) / WIDER, "high": max(speeds) * WIDER}
+        rows.append(to_builtins(cell) | found | {"error": speeds[0] / cell.samples_per_s - 1})
     return rows, _unknowns(fit.x)
 
 

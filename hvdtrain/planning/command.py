@@ -110,12 +110,13 @@ def predict(
             raise UsageError("--hosts asks about one network: give one --bandwidth, and one number of --local-steps")
         prediction.check_slow(asked, hosts * gpus_per_host)
         asked = replace(asked, bandwidth_gbit=bandwidths[0], local_steps=local_steps[0])
-        rows, map_ = best.splits(known, asked, names, hosts, price_host, price_server or price_host)
+        contest, prices = best.Contest(known, asked, names), (price_host, price_server or price_host)
+        rows, map_ = contest.splits(hosts, prices), [contest.place(hosts, prices)]
         title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
     else:
         jobs = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)
         rows = [prediction.row(known, job) for job in (*jobs, *(best.machine(asked, n) for n in workers))]
-        map_ = best.map_of(known, asked, names, workers, bandwidths, local_steps)
+        map_ = best.Contest(known, asked, names).map(workers, bandwidths, local_steps)
     show.predictions(rows, title)
     if map_:
         show.show(show.map_table(map_))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean, median_low
+from statistics import fmean
 from typing import Any
 
 from hvdtrain import modes
@@ -57,9 +57,10 @@ def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:
     """Of each kind, the run of middle speed."""
     chosen = {}
     for kind, of in finished_by_kind(runs).items():
-        timed = {run.summary.samples_per_s: run for run in of if run.summary.samples_per_s}
-        if kind.family and timed:
-            chosen[kind] = timed[median_low(timed)]
+        timed = [run for run in of if kind.family and run.summary.samples_per_s]
+        timed.sort(key=lambda run: run.summary.samples_per_s or 0.0)
+        if timed:
+            chosen[kind] = timed[(len(timed) - 1) // 2]
     distributed = [run for kind, run in chosen.items() if kind.is_distributed]
     if not distributed:
         raise UsageError("nothing here is distributed")
@@ -104,26 +105,25 @@ def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str
     """The map, and what turns the answer at the measured place of it."""
 
     def place(made: Calibration = made, n: int = asked.workers, **changed: Any) -> Row:
-        return best.cell(made, replace(asked, **changed), names, -(-n // asked.workers_per_host), detail=ROUGH)
+        contest = best.Contest(made, replace(asked, **changed), names)
+        return contest.place(-(-n // asked.workers_per_host), detail=ROUGH)
 
     rates, sizes = sorted({*BANDWIDTHS, asked.bandwidth_gbit}), sorted({*WORKERS, asked.workers})
     map_ = [place(n=n, bandwidth_gbit=gbit) for n in sizes if n > asked.workers_per_host for gbit in rates]
     here = place()
     first, gbit, n = _answer(here), asked.bandwidth_gbit, here["workers"]
-    tried = {
-        "at": [(f"at {rate(of['bandwidth_gbit'])}", of) for of in map_ if of["workers"] == n],
-        "on": [(f"on {of['hosts']} machines", of) for of in map_ if of["workers"] > n and of["bandwidth_gbit"] == gbit],
-        "slow": [(f"where a worker is {times:g} times slower", place(slow=Slow({1: times}))) for times in SLOW],
-        "batch": [
-            (f"with a batch of {n * batch:,}", place(made.with_batch(batch)))
-            for batch in (made.batch_per_worker * times for times in BATCHES)
-        ],
-        "H": [(f"with {steps} local steps", place(local_steps=steps)) for steps in LOCAL_STEPS],
-    }
+    batches = [made.batch_per_worker * times for times in BATCHES]
+    tried = [
+        *(("at", rate(of["bandwidth_gbit"]), of) for of in map_ if of["workers"] == n),
+        *(("on", f"{of['hosts']} machines", of) for of in map_ if of["workers"] > n and of["bandwidth_gbit"] == gbit),
+        *(("where", f"a worker is {times:g} times slower", place(slow=Slow({1: times}))) for times in SLOW),
+        *(("with a batch of", f"{n * batch:,}", place(made.with_batch(batch))) for batch in batches),
+        *(("with", f"{steps} local steps", place(local_steps=steps)) for steps in LOCAL_STEPS),
+    ]
     told: dict[tuple[str, str], str] = {}
-    for kind, (where, of) in ((kind, one) for kind, ones in tried.items() for one in ones):
+    for kind, where, of in tried:
         if _answer(of) not in (first, ""):
-            told.setdefault((kind, _answer(of)), f"{_answer(of)} {where}")
+            told.setdefault((kind, _answer(of)), f"{_answer(of)} {kind} {where}")
     sure = f"{first} (P {max(here[key] for key in ANSWERS):.2f})" if first else f"not sure ({answer(here)})"
     turns = "; ".join(told.values()) or "nothing that was tried turns that surely"
     if made.model_error > 2 * MODEL_ERROR:

@@ -1,7 +1,6 @@
 """The real thing in its smallest form: two workers and a server exchange gradients of a few blocks, over TCP.
 
-Ranks are forked from this process, which has torch loaded and no thread of it running yet. Modes are used as training
-uses them: a `Synchroniser` on workers, `serve` on servers.
+Ranks are forked from this process, which has torch loaded and no thread of it running yet.
 """
 
 import contextlib

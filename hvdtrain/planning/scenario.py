@@ -26,9 +26,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transport:
-    """What carrying bytes costs the processors, beside the time on the wire, and the share of the wire that is reached:
-    `transports` of a calibration, as README.md has them. In a ring receiving includes adding, as it does at a server.
-    """
+    """What carrying bytes costs: `transports` of a calibration, as README.md has them. Receiving includes adding."""
 
     message_us: float = 0.0
     operation_us: float = 0.0
@@ -73,7 +71,7 @@ class Scenario:
         fixed_s: seconds of a step's computing that belong to no layer: data, loss, bookkeeping.
         optimizer_s_per_mb: processor seconds for each MB (10^6 bytes) of weights, on workers or servers.
         jitter: standard deviation of the logarithm of a step's computing time.
-        cores: of a host, or its part of one; threads: that a worker computes with.
+        cores: of a host; threads: that a worker computes with.
         on_processor: computing takes cores, as communication does; false of a GPU.
         workers_per_host: hosts are filled one after the other.
         placement: servers on hosts without workers, `dedicated`, or on the workers' hosts, `shared`.

@@ -107,15 +107,11 @@ class Exchange(ABC):
 
 
 class Worker:
-    """Workers that do the same at the same time.
-
-    Args:
-        cores: that they compute on, unless that is on GPUs.
-        times: how many.
-        factor: of their computing; `pace` is that of a step.
-        among: how many workers wait for the slowest of them, whose pace it is.
+    """So many workers that do the same at the same time, on these cores unless that is on GPUs.
 
     Attributes:
+        factor: of their computing; `pace` is that of a step.
+        among: how many workers wait for the slowest of them, whose pace it is.
         stale: pieces whose fresh weights are under way.
         awaited: the layer that it waits for, and what goes on then.
         ends, waited: of each step, when it ended and how long it waited for weights.

@@ -232,12 +232,6 @@ def test_measured_shares_have_all_workers_ready_at_once():
     assert simulate(replace(job, shares="measured")).step_s == pytest.approx(0.3 * 4 / 3.25, rel=0.02)
 
 
-def test_a_worker_that_has_the_server_to_itself_does_most():
-    lone = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=0.1))
-    assert lone.busiest_share > 0.9
-    assert simulate(scenario("ps-sync", 2, 1)).busiest_share == 0.5
-
-
 def test_what_a_step_exposes_is_a_part_of_it():
     """Of a step of the job, as its seconds are: not of a share of the slower worker, which takes longer than that."""
     outcome = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424))
