@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvdtrain import planning
+import hvdtrain
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import cases
 from hvdtrain.planning.command import plan as command
 
-SHIPPED = sorted((Path(planning.__file__).parent / "cases").glob("*.toml"))
+SHIPPED = sorted((Path(hvdtrain.__file__).parent / "plan" / "cases").glob("*.toml"))
 TEXT = """
 title = "made up"
 source = "nowhere"
