@@ -14,7 +14,7 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.planning.calibration import Calibration, Quantity, load
-from hvdtrain.planning.scenario import MODES, RING_MODES, Scenario, Slow
+from hvdtrain.planning.scenario import MODES, RING_MODES, Scenario
 from hvdtrain.planning.units import BANDWIDTH, LATENCY, Counts, Stragglers
 from hvdtrain.runs.request import check, train_options
 
@@ -82,9 +82,8 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
-    names: list[str], compression: str, batch_size: int | None, placement: str, gpus_per_host: int,
-    local_steps: list[Any], staleness: int, slow: Slow, file: Path | None, plot: Path | None,
-    hosts: int | None, price_host: float, price_server: float | None,
+    names: list[str], batch_size: int | None, gpus_per_host: int, local_steps: list[Any], file: Path | None,
+    plot: Path | None, hosts: int | None, price_host: float, price_server: float | None, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
 
@@ -100,10 +99,7 @@ def predict(
         known = known.with_batch(batch_size)
     if latency is not None:
         known = replace(known, latency_us=Quantity.exactly(latency))
-    asked = Scenario(
-        MODES[0], compression=compression, placement=placement, workers_per_host=gpus_per_host, slow=slow,
-        staleness=staleness,
-    )  # fmt: skip
+    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, **more)
     title = ""
     if hosts:
         if len(bandwidths) != 1 or len(local_steps) != 1:

@@ -68,13 +68,10 @@ class Exchange(ABC):
             worker.stale.add(number)
             self.send(worker, number)
 
-    def is_fresh(self, worker: "Worker", layer: int) -> bool:
-        return worker.stale.isdisjoint(self.pieces_of[layer])
-
     def arrived(self, worker: "Worker", number: int) -> None:
         """A piece has fresh weights."""
         worker.stale.remove(number)
-        if worker.awaited and self.is_fresh(worker, worker.awaited[0]):
+        if worker.awaited and worker.stale.isdisjoint(self.pieces_of[worker.awaited[0]]):
             (_, then), worker.awaited = worker.awaited, None
             then()
 
@@ -160,7 +157,7 @@ class Worker:
     def _until_fresh(self, layers: Iterable[int]) -> Process:
         began = self.exchange.clock.now
         for layer in layers:
-            if not self.exchange.is_fresh(self, layer):
+            if not self.stale.isdisjoint(self.exchange.pieces_of[layer]):
                 yield partial(self._await, layer)
         self.waited[-1] += self.exchange.clock.now - began
 
