@@ -73,10 +73,11 @@ class Contest:
             promising = [job for _, job in self.ranked(jobs, ROUGH)[:PROMISING]]
             best.append(self.ranked(promising, min(detail, COARSE))[:1])
         least = max(samples for of in best for samples, _ in of) / HOPELESS
-        rows = {
-            name: next((row(self.calibration, job, detail, samples > least) for samples, job in of if samples), None)
-            for name, of in zip(NAMES, best, strict=True)
-        }
+        rows: dict[str, Row | None] = dict.fromkeys(NAMES)
+        for name, of in zip(NAMES, best, strict=True):
+            for samples, job in of:
+                if samples:
+                    rows[name] = row(self.calibration, job, detail, samples > least)
         found: Row = {
             "workers": workers, "hosts": hosts, "bandwidth_gbit": self.asked.bandwidth_gbit,
             "local_steps": self.asked.local_steps, "basis": "hosts" if prices[0] == prices[1] else "price",
@@ -86,7 +87,8 @@ class Contest:
         found |= {name: of and label(of) for name, of in rows.items()}
         found |= {f"{name}_samples_per_s": of and of["samples_per_s"] for name, of in rows.items()}
         ring, servers = rows["ring"], rows["servers"]
-        return found | {"ratio": ring["samples_per_s"] / servers["samples_per_s"] if ring and servers else None}
+        found["ratio"] = ring["samples_per_s"] / servers["samples_per_s"] if ring and servers else None
+        return found
 
     def map(self, workers: Sequence[int], bandwidths: Sequence[float], local_steps: Sequence[int]) -> list[Row]:
         """A place for each number of workers that a ring has, bandwidth and number of local steps."""

@@ -122,7 +122,8 @@ def predict(
     if file:
         file.write_text(json.dumps(found, indent=1) + "\n")
     if plot:
-        show.plot(plot, *([of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, map_)))
+        steps = {1, local_steps[0]}
+        show.plot(plot, *([at for at in table if at["local_steps"] in steps] for table in (rows, map_)))
     for line in _warnings(known, asked, rows):
         click.echo(line)
     return found

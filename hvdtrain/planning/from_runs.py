@@ -83,8 +83,11 @@ def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: fl
         costs["idle_cores"] = Quantity.of(idle)
     if shares := [share for run in runs for share in _local_shares(scenario_of(made, run, bandwidth), run)]:
         costs["local_share"] = _said(shares)
-    jobs = [scenario_of(made, run, bandwidth) for run in runs]
-    factors = [_factors(job, seconds) for job, run in zip(jobs, runs, strict=True) if (seconds := _taken(job, run))]
+    factors = []
+    for run in runs:
+        job = scenario_of(made, run, bandwidth)
+        if seconds := _taken(job, run):
+            factors.append(_factors(job, seconds))
     for names, of_runs in zip(COSTS, zip(*factors, strict=True), strict=False):
         costs |= {name: _said(of_runs).times(costs[name].value) for name in names}
     return made

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
@@ -62,8 +62,12 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     groups = []
     for (servers, workers), alike in groupby(hosts):
         number = len(list(alike))
-        parts = min(number, min(MOST_SERVER_GROUPS, 2 * most) if servers else 1 if scenario.in_lockstep else most)
-        groups += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
+        parts = 1 if scenario.in_lockstep else most
+        if servers:
+            parts = min(MOST_SERVER_GROUPS, 2 * most)
+        parts = min(number, parts)
+        ends = [number * part // parts for part in range(parts + 1)]
+        groups += [HostGroup(end - begin, servers, workers) for begin, end in pairwise(ends)]
     return groups
 
 

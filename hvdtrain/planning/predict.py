@@ -54,7 +54,8 @@ def scenarios(
     UsageError where there are none, or --slow names a worker that not even the largest cluster has.
     """
     jobs = []
-    for n, mode in itertools.product(workers, (name for name in names if name in (*RING_MODES, *SERVER_MODES))):
+    distributed = [name for name in names if name in (*RING_MODES, *SERVER_MODES)]
+    for n, mode in itertools.product(workers, distributed):
         counts = {n if count == EQUAL else int(count) for count in servers} if mode in SERVER_MODES else {0}
         steps = local_steps if "local_steps" in modes.declared(mode).options else [1]
         jobs += [
