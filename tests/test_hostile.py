@@ -23,7 +23,7 @@ from helpers.jobs import run as run_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain import planning
+import hvdtrain
 from hvdtrain.cli import main
 from hvdtrain.config import recipes
 from hvdtrain.config.run_config import RunConfig
@@ -49,7 +49,7 @@ def base(tmp_path_factory):
     for kind in recipes.WHAT:
         shutil.copytree(recipes._folder(kind), root / "recipes" / kind, ignore=shutil.ignore_patterns("*.py", "__*"))
     (root / "plan").mkdir()
-    shutil.copy(Path(planning.__file__).parent / "cases" / "mxnet-alexnet.toml", root / "plan" / "case.toml")
+    shutil.copy(Path(hvdtrain.__file__).parent / "plan/cases/mxnet-alexnet.toml", root / "plan" / "case.toml")
     images = tmp_path_factory.mktemp("images")
     for part in ("TrainData", "ValidationData"):
         for name in ("cat", "dog"):

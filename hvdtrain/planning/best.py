@@ -3,71 +3,116 @@
 import itertools
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from hvdtrain import modes
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
-from hvdtrain.planning.predict import DRAWS, Row, codec_of, label, row, speed
+from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, simulate, speed
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
-from hvdtrain.planning.simulate import simulate
 
 COMPRESSIONS = ("fp16", "int8")  # tried beside none, where both sides can send it
-LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
 SHOWN = 8  # uses of some hosts
 PROMISING = 3  # of the fastest, simulated roughly
 HOPELESS = 4  # times as slow as another: how probably it is the fastest need not be drawn
-# Of the model's error, as a standard deviation: what a ring and servers share, and what each has for itself. Measured
-# steps were missed by 9.3 %, the ratio of servers to a ring by 8.1 % (README.md, "Checked on hosts of one machine").
+# Of the model's error, what a ring and servers share, and what each has for itself: README.md, "Checked on hosts …"
 SHARED, OWN = 0.8, 0.6
 SAMPLED = 2000
-Sides = list[list[Scenario]]  # rings, servers
+NAMES = ("ring", "servers", "one_machine")
+Prices = tuple[float, float]  # of a worker's host and of a server's, an hour
+ALIKE = (1.0, 1.0)
 
 
-def candidates(
-    calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float = 1.0,
-    price_server: float = 1.0,
-) -> Sides:  # fmt: skip
-    """What rings and what servers can do with H hosts, or what they cost.
+@dataclass(frozen=True)
+class Contest:
+    """Rings, servers and one machine, as a calibration has them.
 
-    A budget is what H worker hosts cost. A server on a host of its own costs `price_server`: where that is less, there
-    is money for more of them. Servers beside workers cost nothing more, and take their links and cores.
-
-    Args:
+    Attributes:
         asked: with one compression, or `none`: then those are tried as well that both families can send.
-        hosts: of the ring, each with asked.workers_per_host workers.
+        names: of the modes that take part.
     """
-    families = [[modes.declared(name) for name in of if name in names] for of in (RING_MODES, SERVER_MODES)]
-    places = [[(hosts, 0, "dedicated")], _places(hosts, hosts * price_host, price_host, price_server)]
-    codecs = [asked.compression]
-    if asked.compression == "none":
-        known = [codec for codec in COMPRESSIONS if codec in calibration.codecs]
-        codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
-    return [
-        [
-            replace(
-                asked, mode=mode.name, workers=n * asked.workers_per_host, servers=servers, placement=placement,
-                compression=codec,
-            )
-            for mode in of
-            for codec in dict.fromkeys(codec_of(calibration, mode.name, codec) for codec in codecs)
-            for n, servers, placement in on
-        ]
-        for of, on in zip(families, places, strict=True)
-    ]  # fmt: skip
 
+    calibration: Calibration
+    asked: Scenario
+    names: Sequence[str]
 
-def _places(hosts: int, budget: float, price_host: float, price_server: float) -> list[tuple[int, int, str]]:
-    """(worker hosts, servers, placement) that the budget pays for: few of each kind, powers of two and the ends."""
-    tried = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, hosts, hosts // 2, hosts * 3 // 4, hosts - 1}
-    counts = sorted(count for count in tried if 0 < count <= hosts)
-    places = [(hosts, servers, "shared") for servers in counts]
-    for worker_hosts in counts:
-        servers = int((budget - worker_hosts * price_host) / price_server + 1e-9)
-        if servers > 0:
-            places.append((worker_hosts, min(servers, 4 * hosts), "dedicated"))
-    return places
+    def sides(self, hosts: int, prices: Prices) -> list[list[Scenario]]:
+        """What rings can do with so many hosts, and what servers can for the same money."""
+        families = [[modes.declared(name) for name in of if name in self.names] for of in (RING_MODES, SERVER_MODES)]
+        codecs = [self.asked.compression]
+        if self.asked.compression == "none":
+            known = [codec for codec in COMPRESSIONS if codec in self.calibration.codecs]
+            codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
+        sides = []
+        for of, places in zip(families, ([(hosts, 0, "dedicated")], _places(hosts, prices)), strict=True):
+            sent = dict.fromkeys((m.name, codec_of(self.calibration, m.name, codec)) for m in of for codec in codecs)
+            sides.append([
+                replace(
+                    self.asked, mode=mode, workers=n * self.asked.workers_per_host, servers=servers,
+                    placement=placement, compression=codec,
+                )
+                for mode, codec in sent
+                for n, servers, placement in places
+            ])  # fmt: skip
+        return sides
+
+    def ranked(self, jobs: Iterable[Scenario], detail: Detail) -> list[tuple[float, Scenario]]:
+        """With their samples a second, the fastest first; 0 of those of which one worker does nearly all."""
+        found = []
+        for job in jobs:
+            outcome = simulate(self.calibration.scenario(job), detail=detail)
+            is_cluster = not is_lone(job.workers, outcome.busiest_share)
+            found.append((speed(self.calibration, job, outcome.step_s) if is_cluster else 0.0, job))
+        return sorted(found, key=lambda one: -one[0])
+
+    def place(self, hosts: int, prices: Prices = ALIKE, detail: Detail = FINE) -> Row:
+        """A place of the map: the best of each side, and how probably each is the fastest of all."""
+        workers, best = hosts * self.asked.workers_per_host, []
+        for jobs in (*self.sides(hosts, prices), [machine(self.asked, workers)]):
+            promising = [job for _, job in self.ranked(jobs, ROUGH)[:PROMISING]]
+            best.append(self.ranked(promising, min(detail, COARSE))[:1])
+        least = max(samples for of in best for samples, _ in of) / HOPELESS
+        rows: dict[str, Row | None] = dict.fromkeys(NAMES)
+        for name, of in zip(NAMES, best, strict=True):
+            for samples, job in of:
+                if samples:
+                    rows[name] = row(self.calibration, job, detail, samples > least)
+        found: Row = {
+            "workers": workers, "hosts": hosts, "bandwidth_gbit": self.asked.bandwidth_gbit,
+            "local_steps": self.asked.local_steps, "basis": "hosts" if prices[0] == prices[1] else "price",
+        }  # fmt: skip
+        chances = _chances(self.calibration.model_error, list(rows.values()))
+        found |= {f"p_{name}": p for name, p in zip(NAMES, chances, strict=True)}
+        found |= {name: of and label(of) for name, of in rows.items()}
+        found |= {f"{name}_samples_per_s": of and of["samples_per_s"] for name, of in rows.items()}
+        ring, servers = rows["ring"], rows["servers"]
+        found["ratio"] = ring["samples_per_s"] / servers["samples_per_s"] if ring and servers else None
+        return found
+
+    def map(self, workers: Sequence[int], bandwidths: Sequence[float], local_steps: Sequence[int]) -> list[Row]:
+        """A place for each number of workers that a ring has, bandwidth and number of local steps."""
+        places = []
+        for n, gbit, steps in itertools.product(workers, bandwidths, local_steps):
+            hosts = -(-n // self.asked.workers_per_host)
+            if hosts > 1:
+                job = replace(self.asked, bandwidth_gbit=gbit, local_steps=steps)
+                places.append(replace(self, asked=job).place(hosts))
+        return places
+
+    def splits(self, hosts: int, prices: Prices) -> list[Row]:
+        """Rows with their `price` an hour, the fastest first: the best uses, the best of each mode and compression, one
+        machine.
+        """
+        order = [job for _, job in self.ranked(itertools.chain(*self.sides(hosts, prices)), ROUGH)]
+        of_kinds = {(job.mode, job.compression): job for job in reversed(order)}
+        chosen = [job for job in order if job in order[:SHOWN] or job in of_kinds.values()]
+        rows = []
+        for job in (*chosen, machine(self.asked, hosts * self.asked.workers_per_host)):
+            at, apart = row(self.calibration, job), job.servers if job.placement == "dedicated" else 0
+            worker_hosts = at["hosts"] - apart
+            rows.append(at | {"worker_hosts": worker_hosts, "price": worker_hosts * prices[0] + apart * prices[1]})
+        return sorted(rows, key=lambda one: -one["samples_per_s"])
 
 
 def machine(asked: Scenario, workers: int) -> Scenario:
@@ -75,93 +120,30 @@ def machine(asked: Scenario, workers: int) -> Scenario:
     return replace(asked, mode="single", workers=1, servers=0, replaces=workers, compression="none", local_steps=1)
 
 
-def ranked(
-    calibration: Calibration, jobs: Sequence[Scenario], seed: int, detail: Detail
-) -> list[tuple[float, Scenario]]:  # fmt: skip
-    """With their samples a second, the fastest first; 0 of those of which one worker does nearly all."""
-    found = []
-    for job in jobs:
-        outcome = simulate(calibration.scenario(job), seed=seed, detail=detail)
-        is_lone = outcome.busiest_share >= LONE and job.workers > 1
-        found.append((0.0 if is_lone else speed(calibration, job, outcome.step_s), job))
-    return sorted(found, key=lambda one: -one[0])
-
-
-def cell(
-    calibration: Calibration, asked: Scenario, sides: Sides, hosts: int, basis: str, seed: int = 0,
-    detail: Detail = FINE,
-) -> Row:  # fmt: skip
-    """A place of the map: the best of each side, and how probably each is the fastest of all."""
-    workers = hosts * asked.workers_per_host
-    of_sides = [*sides, [machine(asked, workers)]]
-    best = []
-    for jobs in of_sides:
-        promising = [job for _, job in ranked(calibration, jobs, seed, ROUGH)[:PROMISING]]
-        best.append(ranked(calibration, promising, seed, min(detail, COARSE))[:1])
-    least = max(samples for of in best for samples, _ in of) / HOPELESS
-    rows: list[Row | None] = []
-    for of in best:
-        known = [row(calibration, job, seed, detail, samples > least) for samples, job in of if samples]
-        rows.append(known[0] if known else None)
-    ring, servers, _ = rows
-    names = ("ring", "servers", "one_machine")
-    found = dict(zip(names, rows, strict=True))
-    return {
-        "workers": workers, "hosts": hosts, "bandwidth_gbit": asked.bandwidth_gbit,
-        "local_steps": asked.local_steps, "basis": basis,
-        **{f"p_{name}": p for name, p in zip(names, chances(calibration, rows, seed), strict=True)},
-        **{name: of and label(of) for name, of in found.items()},
-        **{f"{name}_samples_per_s": of and of["samples_per_s"] for name, of in found.items()},
-        "ratio": ring["samples_per_s"] / servers["samples_per_s"] if ring and servers else None,
-    }  # fmt: skip
-
-
-def map_of(
-    calibration: Calibration, asked: Scenario, names: Sequence[str], workers: Sequence[int],
-    bandwidths: Sequence[float], local_steps: Sequence[int], seed: int = 0,
-) -> list[Row]:  # fmt: skip
-    """A place for each number of workers that a ring has, bandwidth and number of local steps."""
-    places = []
-    for n, gbit, steps in itertools.product(workers, bandwidths, local_steps):
-        hosts = -(-n // asked.workers_per_host)
-        if hosts > 1:
-            job = replace(asked, bandwidth_gbit=gbit, local_steps=steps)
-            places.append(cell(calibration, job, candidates(calibration, job, names, hosts), hosts, "hosts", seed))
+def _places(hosts: int, prices: Prices) -> list[tuple[int, int, str]]:
+    """(worker hosts, servers, placement) that what so many workers' hosts cost pays for: few of each kind, powers of
+    two and the ends. Servers beside workers cost nothing, and take their links and cores.
+    """
+    tried = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, hosts, hosts // 2, hosts * 3 // 4, hosts - 1}
+    counts = sorted(count for count in tried if 0 < count <= hosts)
+    places = [(hosts, servers, "shared") for servers in counts]
+    for worker_hosts in counts:
+        servers = int((hosts - worker_hosts) * prices[0] / prices[1] + 1e-9)
+        if servers > 0:
+            places.append((worker_hosts, min(servers, 4 * hosts), "dedicated"))
     return places
 
 
-def chances(calibration: Calibration, rows: Sequence[Row | None], seed: int = 0) -> list[float]:
-    """How probably each of a ring, servers and one machine has most samples a second: from draws of the calibration, in
-    which each side has its costs of messages, and of the model's error.
-    """
-    draw, wins = random.Random(f"{seed} chances"), [0] * len(rows)
+def _chances(model_error: float, rows: Sequence[Row | None]) -> list[float]:
+    """How probably each has most samples a second: by draws of the calibration and of the model's error."""
+    draw, wins = random.Random("0 chances"), [0] * len(rows)
     for _ in range(SAMPLED):
-        number, shared = draw.randrange(DRAWS), draw.gauss(0, SHARED * calibration.model_error)
+        number, shared = draw.randrange(DRAWS), draw.gauss(0, SHARED * model_error)
         speeds = []
         for of in rows:
-            own = draw.gauss(0, OWN * calibration.model_error + (of["beyond"] if of else 0.0))
+            own = draw.gauss(0, OWN * model_error + (of["beyond"] if of else 0.0))
             error = shared + own if of and of["mode"] != "single" else 0.0
             samples = of["samples_per_s"] * of["step_s"] / of["drawn_step_s"][number] if of else 0.0
             speeds.append(samples * math.exp(error))
         wins[speeds.index(max(speeds))] += 1
     return [won / SAMPLED for won in wins]
-
-
-def splits(
-    calibration: Calibration, asked: Scenario, names: Sequence[str], hosts: int, price_host: float,
-    price_server: float, seed: int = 0,
-) -> tuple[list[Row], Row]:  # fmt: skip
-    """Rows as predict.row has them with `price` an hour, the one with most samples a second first: the best uses, the
-    best of each mode and compression, one machine. With them a place of the map.
-    """
-    sides = candidates(calibration, asked, names, hosts, price_host, price_server)
-    order = [job for _, job in ranked(calibration, list(itertools.chain(*sides)), seed, ROUGH)]
-    of_kinds = {(job.mode, job.compression): job for job in reversed(order)}
-    chosen = [job for job in order if job in order[:SHOWN] or job in of_kinds.values()]
-    rows = []
-    for job in [*chosen, machine(asked, hosts * asked.workers_per_host)]:
-        at, apart = row(calibration, job, seed), job.servers if job.placement == "dedicated" else 0
-        worker_hosts = at["hosts"] - apart
-        rows.append(at | {"worker_hosts": worker_hosts, "price": worker_hosts * price_host + apart * price_server})
-    rows.sort(key=lambda one: -one["samples_per_s"])
-    return rows, cell(calibration, asked, sides, hosts, "hosts" if price_server == price_host else "price", seed)

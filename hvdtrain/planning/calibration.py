@@ -24,11 +24,8 @@ FIGURES = {
     *TRANSPORT_FIELDS, *CODEC_FIELDS, "forward_ms", "backward_ms", "fixed_ms", "optimizer_ms_per_mb", "latency_us",
     "machine_speedup",
 }  # fmt: skip
-# What the simulation itself leaves out: the standard deviation of the logarithm of predicted over measured steps, as
-# README.md, "Checked on hosts of one machine", has it.
-MODEL_ERROR = 0.1
-# Of what a machine's other cores could add to one worker's speed, what they do add, where nobody measured it.
-OF_MORE_CORES = (0.85, 0.5, 1.0)
+MODEL_ERROR = 0.1  # see README.md, "Checked on hosts of one machine"
+OF_MORE_CORES = (0.85, 0.5, 1.0)  # of what other cores could add to a worker's speed, what they do, unless measured
 Z90 = 1.645  # of 90 % of a normal distribution
 _MOST_SPREAD = 0.5  # standard deviation of the logarithm of a figure
 Figure = Annotated[float, Meta(ge=0, le=1e9)]
@@ -78,11 +75,6 @@ class Quantity:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """
-    Attributes:
-        gradient_megabytes: 10^6 bytes, of float32.
-    """
-
     name: str
     gradient_megabytes: Annotated[float, Meta(ge=0, le=1e6)]
     forward_ms: Quantity
@@ -91,24 +83,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The keys of the file.
-
-    Attributes:
-        model: what was measured, for people.
-        layers: in forward order.
-        fixed_ms: of a step's computing, what belongs to no layer.
-        transports: by mode, `ps` for all with servers: see TRANSPORT_FIELDS.
-        codecs: by name: see CODEC_FIELDS.
-        batch_fixed_share: of computing, what does not grow with the batch.
-        step_jitter: standard deviation of the logarithm of a step's computing time.
-        cores_per_host: cores' worth of processor time; a part of one where a control group limits a host.
-        machine_speedup: how many times as fast as a worker one process computes with all cores of a host.
-        bandwidth_gbit: of the hosts that it was made on, or None.
-        most_workers, most_servers: that it was made with: what it can say something about.
-
-    Raises:
-        ValueError: a cost of a transport or a codec is missing.
-    """
+    """The keys of the file, whose meaning and units README.md has. ValueError where a cost is missing."""
 
     model: dict[str, Any]
     batch_per_worker: Count
@@ -139,11 +114,11 @@ class Calibration:
 
     def slower(self, factor: float) -> "Calibration":
         """The same, but that all computing takes so many times as long."""
-        layers = tuple(
-            replace(layer, forward_ms=layer.forward_ms.times(factor), backward_ms=layer.backward_ms.times(factor))
-            for layer in self.layers
+        layers = (
+            replace(one, forward_ms=one.forward_ms.times(factor), backward_ms=one.backward_ms.times(factor))
+            for one in self.layers
         )
-        return replace(self, layers=layers, fixed_ms=self.fixed_ms.times(factor))
+        return replace(self, layers=tuple(layers), fixed_ms=self.fixed_ms.times(factor))
 
     def with_batch(self, batch: int) -> "Calibration":
         """The same for a worker's step of so many samples."""
@@ -159,31 +134,28 @@ class Calibration:
 
     def scenario(self, asked: Scenario, draw: random.Random | None = None) -> Scenario:
         """The scenario that is asked about with costs at the medians or, with a generator, as measurements might have
-        come out. A draw has the same in each mode of what all share: what slows one layer slows the next too. What
-        messages cost was measured for each transport by itself, and is drawn so.
+        come out: what messages cost for each transport by itself, all else the same in each mode.
         """
-        if asked.replaces:
-            machine = self.with_batch(self.batch_per_worker * asked.replaces).scenario(replace(asked, replaces=0), draw)
-            return machine.faster(self.of_machine(asked.workers_per_host).drawn(draw))
-        forward = 1e-3 * _relative([layer.forward_ms for layer in self.layers]).drawn(draw)
-        backward = 1e-3 * _relative([layer.backward_ms for layer in self.layers]).drawn(draw)
-        layers = tuple(
-            Layer(
-                layer.name, round(layer.gradient_megabytes * 1e6 / 4), layer.forward_ms.value * forward,
-                layer.backward_ms.value * backward,
-            )
-            for layer in self.layers
-        )  # fmt: skip
-        shared = (self.fixed_ms, self.optimizer_ms_per_mb, self.latency_us)
-        fixed_ms, optimizer_ms, latency_us = (figure.drawn(draw) for figure in shared)
+        made = self.with_batch(self.batch_per_worker * asked.replaces) if asked.replaces else self
+        forward = 1e-3 * _relative([layer.forward_ms for layer in made.layers]).drawn(draw)
+        backward = 1e-3 * _relative([layer.backward_ms for layer in made.layers]).drawn(draw)
+        fixed_s = 1e-3 * made.fixed_ms.drawn(draw)
+        optimizer_s_per_mb = 1e-3 * self.optimizer_ms_per_mb.drawn(draw)
+        latency_s = 1e-6 * self.latency_us.drawn(draw)
         kind = "ps" if asked.servers else asked.mode if asked.mode in self.transports else "allreduce"
-        figures, apart = self.transports[kind], draw and random.Random(f"{draw.random()} {kind}")
+        apart = draw and random.Random(f"{draw.random()} {kind}")
+        figures = self.transports[kind]
         costs = {key: figures[key].drawn(apart) for key in TRANSPORT_FIELDS if key in figures}
         costs["efficiency"] = min(1.0, costs["efficiency"])
         codec = {key: figure.drawn(draw) for key, figure in self.codecs.get(asked.compression, {}).items()}
+        faster = self.of_machine(asked.workers_per_host).drawn(draw) if asked.replaces else 1.0
+        layers = []
+        for layer in made.layers:
+            seconds = layer.forward_ms.value * forward / faster, layer.backward_ms.value * backward / faster
+            layers.append(Layer(round(layer.gradient_megabytes * 1e6 / 4), *seconds))
         return replace(
-            asked, layers=layers, fixed_s=1e-3 * fixed_ms, optimizer_s_per_mb=1e-3 * optimizer_ms,
-            latency_s=1e-6 * latency_us, transport=Transport(**costs), codec=Codec(**codec), jitter=self.step_jitter,
+            asked, layers=tuple(layers), fixed_s=fixed_s / faster, optimizer_s_per_mb=optimizer_s_per_mb,
+            latency_s=latency_s, transport=Transport(**costs), codec=Codec(**codec), jitter=self.step_jitter,
             cores=self.cores_per_host, threads=self.threads_per_worker, on_processor=self.device == "cpu",
         )  # fmt: skip
 

@@ -2,20 +2,21 @@
 
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 
 from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.errors import UsageError
 from hvdtrain.planning.calibration import read_as
 from hvdtrain.planning.layout import FINE
-from hvdtrain.planning.published import layers_of
+from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
-from hvdtrain.planning.simulate import simulate
 
 # What is not known of another system: the likely value, and the standard deviation of its logarithm before any cell was
-# looked at. Cells move them, and as far as they do not, the interval is as wide as these say.
+# looked at.
 UNKNOWNS = {
     "efficiency": (0.7, 0.8),  # share of the wire that payload reaches
     "processor_s_per_gb": (0.2, 1.0),  # at each end of a message
@@ -25,6 +26,7 @@ UNKNOWNS = {
 CELL_ERROR = 0.03  # of a published figure: to about so much it is fitted
 DRAWS, WIDER = 8, 1.1
 NO_WINDOW = 2**50
+SIDE = {"inception_v3": 299}  # pixels; 224 for the others
 Positive = Annotated[float, Meta(ge=1e-6, le=1e12)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 
@@ -32,11 +34,10 @@ Count = Annotated[int, Meta(ge=1, le=4096)]
 class NamedLayer(Struct, frozen=True):
     megabytes: Annotated[float, Meta(ge=0, le=1e6)]
     share_of_compute: Annotated[float, Meta(ge=0, le=1)]
-    name: str = ""
 
 
 class Model(Struct, frozen=True):
-    """A name that published.layers_of knows, or layers."""
+    """A name that layers_of knows, or layers."""
 
     batch_per_worker: Annotated[int, Meta(ge=1, le=10**6)]
     name: str = ""
@@ -86,16 +87,42 @@ class Case(Struct, frozen=True, forbid_unknown_fields=True):
     def layers(self) -> tuple[Layer, ...]:
         """Layers that compute in all as long as one worker took, a third of it forward."""
         model, computing_s = self.model, self.model.batch_per_worker / self.cluster.single_worker_samples_per_s
-        named = [(one.name, one.megabytes, one.share_of_compute) for one in model.layers] or layers_of(model.name)
-        third = computing_s / 3 / (sum(share for _, _, share in named) or 1.0)
-        return tuple(
-            Layer(name, round(size * 1e6 / 4), third * share, 2 * third * share) for name, size, share in named
-        )
+        known = [(one.megabytes, one.share_of_compute) for one in model.layers] or layers_of(model.name)
+        third = computing_s / 3 / (sum(share for _, share in known) or 1.0)
+        return tuple(Layer(round(size * 1e6 / 4), third * share, 2 * third * share) for size, share in known)
 
 
 def load(path: Path) -> Case:
     """Read a case. UsageError, a line, where it is none."""
     return read_as(Case, path, lambda content: parse_toml(content.decode()))
+
+
+def layers_of(name: str) -> list[tuple[float, float]]:
+    """(megabytes of float32, share of all multiplications) of each layer with parameters, in the order of forward, of
+    torchvision's network for ImageNet's 1,000 classes without auxiliary heads. UsageError where it has none.
+    """
+    import torch
+    import torchvision
+
+    if name not in torchvision.models.list_models(torchvision.models):
+        raise UsageError(f"unknown model '{name}': choose one of torchvision's, as vgg16, or write layers = […]")
+    more = {"aux_logits": False, "init_weights": False} if name in ("inception_v3", "googlenet") else {}
+    layers: list[tuple[float, float]] = []
+
+    def note(parameters: list[torch.nn.Parameter], _: Any, __: Any, output: torch.Tensor) -> None:
+        weights = sum(p.numel() for p in parameters if p.dim() > 1)
+        positions = output.numel() / output.shape[1]
+        layers.append((sum(p.numel() for p in parameters) * 4e-6, weights * positions))
+
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name, weights=None, **more).eval()
+        for module in model.modules():
+            if parameters := list(module.parameters(recurse=False)):
+                module.register_forward_hook(partial(note, parameters))
+        side = SIDE.get(name, 224)
+        model(torch.zeros(1, 3, side, side))
+    total = sum(work for _, work in layers)
+    return [(size, work / total) for size, work in layers]
 
 
 def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:
@@ -120,10 +147,8 @@ def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dic
 
 
 def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Every cell with `predicted`, `low`, `high` and `error`, and the values of what was fitted.
-
-    An error is predicted over published, less 1. Cells with calibrate = true are fitted, and say nothing. The fit is by
-    least squares with a Gaussian prior; intervals are those of draws from what is left uncertain.
+    """Every cell with `predicted`, `low`, `high` and `error`, predicted over published less 1, and what was fitted: by
+    least squares with a Gaussian prior. Intervals are those of draws from what is left uncertain.
     """
     import numpy as np
     from scipy.optimize import least_squares
@@ -143,10 +168,8 @@ def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
     rows = []
     for cell in case.cell:
         speeds = [samples_per_s(case, layers, cell, values) for values in (_unknowns(fit.x), *drawn)]
-        rows.append(to_builtins(cell) | {
-            "predicted": speeds[0], "low": min(speeds) / WIDER, "high": max(speeds) * WIDER,
-            "error": speeds[0] / cell.samples_per_s - 1,
-        })  # fmt: skip
+        found = {"predicted": speeds[0], "low": min(speeds) / WIDER, "high": max(speeds) * WIDER}
+        rows.append(to_builtins(cell) | found | {"error": speeds[0] / cell.samples_per_s - 1})
     return rows, _unknowns(fit.x)
 
 

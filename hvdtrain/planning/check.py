@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import predict
 from hvdtrain.planning.calibration import Calibration
+from hvdtrain.planning.predict import Row
 from hvdtrain.planning.scenario import MODES, Scenario
 from hvdtrain.planning.show import between, rate, seconds
 from hvdtrain.planning.units import Stragglers
@@ -20,7 +20,6 @@ from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, load_run
 
-Row = dict[str, Any]
 WARM_UP = 2  # steps that are not counted
 LOCAL_GBIT = 1e4  # between processes of one host
 
@@ -35,10 +34,7 @@ def finished(folder: Path) -> Run:
 
 def measured_step_s(run: Run) -> float:
     """Wall seconds for one step of the job. Of lockstep modes the median between two steps of a worker, the mean over
-    workers; where each goes at its own pace, and some wait at the end for others, of all steps together.
-
-    Raises:
-        UsageError: there are too few steps.
+    workers; where each goes at its own pace, of all steps together. UsageError where there are too few.
     """
     if not modes.declared(run.kind.mode).lockstep and run.summary.steps and run.summary.wall_s:
         return run.summary.wall_s / run.summary.steps
@@ -54,10 +50,8 @@ def measured_step_s(run: Run) -> float:
 
 
 def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Calibration, Scenario]:
-    """What a run is a measurement of: the calibration with its batch, and the scenario to ask about.
-
-    Args:
-        bandwidth: of the hosts' links in Gbit/s; by default what the run measured of them, else the calibration's.
+    """What a run is a measurement of: the calibration with its batch, and the scenario to ask about. Links have so many
+    Gbit/s, by default what the run measured of them, else the calibration's.
 
     Raises:
         UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode,
@@ -114,35 +108,33 @@ def compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
 
 
 def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
-    """For a report: seconds a step of each kind of finished run, measured and predicted.
-
-    A kind that cannot be predicted is not in it, but in a note, with the reason.
-    """
+    """For a report: seconds a step of each kind of finished run, measured and predicted, or a note of why not."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         if run.is_finished:
             groups.setdefault((run.kind.label, field_value(run, "slow.asked")), []).append(run)
     several = len({slow for _, slow in groups}) > 1
+    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
+    notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means."]
     rows: list[tuple[str, list[Cell]]] = []
-    compared, refused = [], []
+    off, links = [], set[float]()
     for (label, slow), members in groups.items():
         try:
             measured = geometric_mean(map(measured_step_s, members))
             row = compare(calibration, members[0], None)
         except UsageError as error:
-            refused.append(f"Not predicted: {error}.")
+            notes.append(f"Not predicted: {error}.")
             continue
-        compared.append(row | {"error": row["predicted_step_s"] / measured - 1})
+        predicted = row["predicted_step_s"]
+        links |= {row["bandwidth_gbit"]} - {None}
+        off.append(predicted / measured - 1)
         rows.append((label + (f", slow: {slow}" if several else ""), [
             Cell(seconds(measured), measured),
-            Cell(seconds(row["predicted_step_s"]), row["predicted_step_s"], between(row["low"], row["high"])),
-            Cell(f"{compared[-1]['error']:+.1%}", compared[-1]["error"]),
+            Cell(seconds(predicted), predicted, between(row["low"], row["high"])),
+            Cell(f"{off[-1]:+.1%}", off[-1]),
         ]))  # fmt: skip
-    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
-    notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means.", *refused]
-    for gbit in sorted({row["bandwidth_gbit"] for row in compared if row["bandwidth_gbit"]}):
+    for gbit in sorted(links):
         notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
-    if compared:
-        off = [abs(row["error"]) for row in compared]
-        notes.append(f"Median error {statistics.median(off):.1%}, largest {max(off):.1%}.")
+    if off:
+        notes.append(f"Median error {statistics.median(map(abs, off)):.1%}, largest {max(map(abs, off)):.1%}.")
     return Table("Predicted beside measured", notes, "run", ["a step, measured", "predicted", "error"], rows)

@@ -14,22 +14,21 @@ from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.planning.calibration import Calibration, Quantity, load
-from hvdtrain.planning.scenario import MODES, RING_MODES, Scenario, Slow
+from hvdtrain.planning.scenario import MODES, RING_MODES, Scenario
 from hvdtrain.planning.units import BANDWIDTH, LATENCY, Counts, Stragglers
 from hvdtrain.runs.request import check, train_options
 
 FOLDER = click.Path(path_type=Path)
 FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
+PLACEMENT, SHARE = click.Choice(["dedicated", "shared"]), click.FloatRange(0, 1, True, True)
+BANDWIDTHS, NAMES = Several(BANDWIDTH, "bandwidths"), Several(click.Choice(MODES))
+DEFAULTS = {"show_default": True}
 MEASURED = {"model", "width", "dataset", "image_size", "optimizer"}  # options that decide what a step costs
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def plan() -> None:
     """The answer for a cluster you do not have yet.
-
-    \b
-    hvdtrain plan calibrate --model vgg16 --batch-size 16 --out cal.json
-    hvdtrain plan predict cal.json --workers 1-64 --servers 1,2,equal --bandwidth 1gbit,10gbit
 
     A minute of measuring here; then a simulation of layers, links and processors says what a step would take
     elsewhere, in which mode, with an interval.
@@ -38,10 +37,7 @@ def plan() -> None:
 
 @plan.command()
 @train_options(*({field.name for field in fields(RunConfig)} - MEASURED))
-@click.option(
-    "--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True,
-    help="Samples of a step of each worker.",
-)  # fmt: skip
+@click.option("--batch-size", "-b", type=click.IntRange(1, 65536), default=16, show_default=True, help="Of a worker.")
 @click.option("--from", "runs", multiple=True, type=FOLDER, help="Finished runs of this model, to correct it by.")
 @click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
 @click.option("--out", type=NEW_FILE, required=True, help="File of the calibration, JSON with units in its names.")
@@ -49,7 +45,6 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
     """Measure, for a minute at most, what a step and its messages cost here.
 
     \b
-    hvdtrain plan calibrate --model vgg16 --width 0.5 --out cal.json
     hvdtrain plan calibrate --model vgg16 --width 0.5 --from runs/ring --bandwidth 1gbit --out cal.json
     """
     from hvdtrain.planning import calibrate as measuring
@@ -66,33 +61,20 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
     )
 
 
-@plan.command()
+@plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
-@click.option("--workers", "-n", type=Counts(), default="1-64", show_default=True, help="`2,8` or `1-1024`.")
-@click.option(
-    "--servers", "-s", type=Counts(equal=True), default="1,equal", show_default=True, help="`1,2,equal`: as workers."
-)
-@click.option(
-    "--bandwidth", "bandwidths", type=Several(BANDWIDTH), metavar="BANDWIDTHS", default="1gbit,10gbit",
-    show_default=True, help="Of each host's link.",
-)  # fmt: skip
+@click.option("--workers", "-n", type=Counts(), default="1-64", help="`2,8` or `1-1024`.")
+@click.option("--servers", "-s", type=Counts(equal=True), default="1,equal", help="`1,2,equal`: as workers.")
+@click.option("--bandwidth", "bandwidths", type=BANDWIDTHS, default="1gbit,10gbit", help="Of each host's link.")
 @click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
-@click.option(
-    "--modes", "names", type=Several(click.Choice(MODES)), metavar="NAMES", default=",".join(MODES), show_default=True
-)
-@click.option("--compression", default="none", show_default=True, help="Of gradients: a codec of the calibration.")
-@click.option("--batch-size", "-b", type=click.IntRange(0, 65536), default=0, help="Of each worker, if not the same.")
-@click.option(
-    "--placement", type=click.Choice(["dedicated", "shared"]), default="dedicated", show_default=True,
-    help="Servers on hosts without workers, or on the workers' hosts.",
-)  # fmt: skip
-@click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers on a host.")
-@click.option(
-    "--local-steps", type=Counts(), default="1", show_default=True, help="Of a worker, from an exchange to the next."
-)
-@click.option("--staleness", type=click.IntRange(0, 1000), default=2, show_default=True, help="Bound of ps-ssp.")
+@click.option("--modes", "names", type=NAMES, default=",".join(MODES))
+@click.option("--compression", default="none", help="Of gradients: a codec of the calibration.")
+@click.option("--batch-size", "-b", type=click.IntRange(1, 65536), help="Of each worker  [default: the calibration's].")
+@click.option("--placement", type=PLACEMENT, default="dedicated", help="Servers' hosts: of their own, or the workers'.")
+@click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, help="Workers on a host.")
+@click.option("--local-steps", type=Counts(), default="1", help="Of a worker, from an exchange to the next.")
+@click.option("--staleness", type=click.IntRange(0, 1000), default=2, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
 @click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
@@ -100,9 +82,8 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
-    names: list[str], compression: str, batch_size: int, placement: str, gpus_per_host: int,
-    local_steps: list[Any], staleness: int, slow: Slow, seed: int, file: Path | None, plot: Path | None,
-    hosts: int | None, price_host: float, price_server: float | None,
+    names: list[str], batch_size: int | None, gpus_per_host: int, local_steps: list[Any], file: Path | None,
+    plot: Path | None, hosts: int | None, price_host: float, price_server: float | None, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
 
@@ -110,7 +91,7 @@ def predict(
     hvdtrain plan predict cal.json --workers 1-64 --servers 1,equal --bandwidth 1gbit,10gbit --plot plan.svg
     hvdtrain plan predict cal.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
     """
-    from hvdtrain.planning import best, plots, show
+    from hvdtrain.planning import best, show
     from hvdtrain.planning import predict as prediction
 
     known = load(calibration)
@@ -118,47 +99,43 @@ def predict(
         known = known.with_batch(batch_size)
     if latency is not None:
         known = replace(known, latency_us=Quantity.exactly(latency))
-    asked = Scenario(
-        MODES[0], compression=compression, placement=placement, workers_per_host=gpus_per_host, slow=slow,
-        staleness=staleness,
-    )  # fmt: skip
-    found: dict[str, Any] = {"calibration": str(calibration), "model": known.model}
+    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, **more)
+    title = ""
     if hosts:
         if len(bandwidths) != 1 or len(local_steps) != 1:
             raise UsageError("--hosts asks about one network: give one --bandwidth, and one number of --local-steps")
         prediction.check_slow(asked, hosts * gpus_per_host)
         asked = replace(asked, bandwidth_gbit=bandwidths[0], local_steps=local_steps[0])
-        rows, place = best.splits(known, asked, names, hosts, price_host, price_server or price_host, seed)
-        found |= {"rows": rows, "best": rows[0], "map": [place]}
-        show.predictions(rows, f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour")
+        contest, prices = best.Contest(known, asked, names), (price_host, price_server or price_host)
+        rows, map_ = contest.splits(hosts, prices), [contest.place(hosts, prices)]
+        title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
     else:
-        scenarios = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)
-        scenarios += [best.machine(asked, n) for n in workers]
-        rows = [prediction.row(known, scenario, seed) for scenario in scenarios]
-        found |= {"rows": rows, "map": best.map_of(known, asked, names, workers, bandwidths, local_steps, seed)}
-        show.predictions(rows)
-    if found["map"]:
-        show.show(show.map_table(found["map"]))
+        jobs = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)
+        rows = [prediction.row(known, job) for job in (*jobs, *(best.machine(asked, n) for n in workers))]
+        map_ = best.Contest(known, asked, names).map(workers, bandwidths, local_steps)
+    show.predictions(rows, title)
+    if map_:
+        show.show(show.map_table(map_))
+    found = {"calibration": str(calibration), "model": known.model, "rows": rows, "map": map_}
+    if hosts:
+        found["best"] = rows[0]
     if file:
-        _write(file, found)
+        file.write_text(json.dumps(found, indent=1) + "\n")
     if plot:
-        shown = [[of for of in table if of["local_steps"] in (1, local_steps[0])] for table in (rows, found["map"])]
-        plots.save(plot, *shown)
+        steps = {1, local_steps[0]}
+        show.plot(plot, *([at for at in table if at["local_steps"] in steps] for table in (rows, map_)))
     for line in _warnings(known, asked, rows):
         click.echo(line)
     return found
 
 
-@plan.command()
+@plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
-@click.option("--workers", "-n", type=Counts(), default="4", show_default=True, help="`2,8` or `1-1024`.")
-@click.option("--servers", "-s", type=Counts(equal=True), default="equal", show_default=True, help="On workers' hosts.")
-@click.option("--modes", "names", type=Several(click.Choice(MODES)), default="allreduce,ps-sync", show_default=True)
-@click.option("--local-steps", type=Counts(), default="1,16", show_default=True, help="From an exchange to the next.")
-@click.option(
-    "--efficiency", type=click.FloatRange(0, 1, True, True), default=0.8, show_default=True,
-    help="What workers are to do of what as many would that never wait.",
-)  # fmt: skip
+@click.option("--workers", "-n", type=Counts(), default="4", help="`2,8` or `1-1024`.")
+@click.option("--servers", "-s", type=Counts(equal=True), default="equal", help="On workers' hosts.")
+@click.option("--modes", "names", type=NAMES, default="allreduce,ps-sync")
+@click.option("--local-steps", type=Counts(), default="1,16", help="From an exchange to the next.")
+@click.option("--efficiency", type=SHARE, default=0.8, help="Of what as many workers would do that never wait.")
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 def needs(
     calibration: Path, workers: list[Any], servers: list[Any], names: list[str], local_steps: list[Any],
@@ -169,13 +146,12 @@ def needs(
     \b
     hvdtrain plan needs cal.json --workers 4 --efficiency 0.8
     """
-    from hvdtrain.planning import needs as needed
     from hvdtrain.planning import predict, show
 
     jobs = predict.scenarios(Scenario(MODES[0], placement="shared"), names, workers, servers, [1.0], local_steps)
-    rows = needed.needs(load(calibration), jobs, efficiency)
+    rows = predict.needs(load(calibration), jobs, efficiency)
     if file:
-        _write(file, {"rows": rows})
+        file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     show.needs(rows)
 
 
@@ -189,15 +165,15 @@ def case(case: Path, file: Path | None) -> None:
     table = cases.load(case)
     rows, fitted = cases.predict(table)
     if file:
-        _write(file, {"title": table.title, "source": table.source, "fitted": fitted, "cells": rows})
+        found = {"title": table.title, "source": table.source, "fitted": fitted, "cells": rows}
+        file.write_text(json.dumps(found, indent=1) + "\n")
     show.case(table.title, table.source, rows, fitted)
 
 
 def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any]) -> list[str]:
     """What the calibration says little about, and what of the question is not in all rows."""
-    most_servers, most_workers = max(row["servers"] for row in rows), max(row["workers"] for row in rows)
     lines = []
-    if most_servers > known.most_servers or most_workers > known.most_workers:
+    if any(row["beyond"] for row in rows):
         lines.append(
             f"The calibration was made with {with_noun(known.most_workers, 'worker')} and "
             f"{with_noun(known.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
@@ -212,7 +188,3 @@ def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any]) -> list[
                 f"--slow: nobody is slow where there is no worker {worker}, with {some_of(map(str, without))} workers."
             )
     return lines
-
-
-def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,8 +1,7 @@
 """Discrete events: a heap of what happens next, processes that wait, links that serve in order, shared processors.
 
 A process is a generator that yields what it waits for: a function that is given what goes on after it, as
-`partial(clock.after, seconds)`. A resource can stand for several alike: work then says how many do it at once
-(`times`).
+`partial(clock.after, seconds)`. A resource can stand for several alike, `times` says for how many.
 """
 
 import heapq
@@ -37,13 +36,8 @@ class Join:
 
 
 class Clock:
-    """
-    Attributes:
-        now: seconds since the simulation began.
-    """
-
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 0.0  # seconds since the simulation began
         self._events: list[tuple[float, int, Then]] = []
         self._numbers = itertools.count()
 
@@ -58,10 +52,8 @@ class Clock:
 
 
 class Link:
-    """One direction of a link: a message at a time, at full rate.
-
-    Messages of a connection keep their order. Between connections there is none: TCP shares a link among them, but
-    unevenly, so that a message is through while another that began as early is not. Whose is next is drawn.
+    """One direction of a link: a message at a time, at full rate. Whose connection is next is drawn, since TCP shares a
+    link unevenly.
     """
 
     def __init__(self, clock: Clock, draw: random.Random) -> None:
@@ -98,10 +90,10 @@ class Link:
 
 
 class Processors:
-    """Cores that all threads of some hosts share evenly: egalitarian processor sharing in virtual time.
+    """Cores that all threads of some hosts share evenly: each runs at min(1, cores / threads that run).
 
-    Every thread runs at min(1, cores / threads that run), so that `attained`, the processor seconds that each running
-    thread has had since the beginning, is the same for all and work ends in the order of what it needs.
+    `attained`, the processor seconds that each has had since the beginning, is the same for all: work ends in the order
+    of what it needs (egalitarian processor sharing in virtual time).
     """
 
     def __init__(self, clock: Clock, cores: float) -> None:
@@ -153,11 +145,7 @@ class Processors:
 
 
 class Thread:
-    """What one thread of each of some processes does, one thing after the other, on shared processors.
-
-    Args:
-        times: how many such threads there are, all doing the same.
-    """
+    """What one thread of each of so many processes does, one thing after the other, on shared processors."""
 
     def __init__(self, processors: Processors, times: float) -> None:
         self.processors, self.times = processors, times
@@ -166,14 +154,11 @@ class Thread:
     def do(self, seconds: float, then: Then) -> None:
         self._queue.append((seconds, then))
         if len(self._queue) == 1:
-            self._begin()
+            go_on(self._work())
 
-    def _begin(self) -> None:
-        self.processors.work(self._queue[0][0], self.times, self._end)
-
-    def _end(self) -> None:
-        _, then = self._queue[0]
-        then()
-        self._queue.popleft()
-        if self._queue:
-            self._begin()
+    def _work(self) -> Process:
+        while self._queue:
+            seconds, then = self._queue[0]
+            yield partial(self.processors.work, seconds, self.times)
+            then()
+            self._queue.popleft()

@@ -1,13 +1,9 @@
-"""Where the answer of a comparison flips: on other networks, with more workers, slow ones, larger batches, local steps.
-
-From the comparison's own runs, in a second or two: no layer is measured here, so that a model is taken to be of equal
-layers, and what nobody measured is a guess with a wide range. An answer is only named where that leaves it sure.
-"""
+"""Where the answer of a comparison flips, foretold from its own runs: see README.md, "Where it flips"."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean, median_low
+from statistics import fmean
 from typing import Any
 
 from hvdtrain import modes
@@ -18,12 +14,12 @@ from hvdtrain.planning.calibration import MODEL_ERROR, TRANSPORTS, Calibration, 
 from hvdtrain.planning.check import LOCAL_GBIT, measured_step_s, question
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
+from hvdtrain.planning.predict import Row, simulate
 from hvdtrain.planning.scenario import Scenario, Slow
-from hvdtrain.planning.show import ANSWERS, Row, answer, map_table, rate
-from hvdtrain.planning.simulate import simulate
+from hvdtrain.planning.show import ANSWERS, answer, map_table, rate
 from hvdtrain.report.table import Table
 from hvdtrain.runs.fields import field_value
-from hvdtrain.runs.read import Kind, Run
+from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
 LAYERS = 6
 OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)  # where no run of one process tells
@@ -36,10 +32,8 @@ MOST_WORKERS, MOST_S, MOST_MB = 64, 1e4, 1e5  # of runs: no more is asked about
 
 
 def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
-    """Of verdict.json: `says`, a sentence, and the `map`, as `hvdtrain plan predict` has it, with the `measured` place.
-
-    Args:
-        runs: of a comparison; word: its answer.
+    """Of verdict.json: `says`, a sentence, and the `map`, as `hvdtrain plan predict` has it, with the `measured` place:
+    these runs, and the word of their answer.
     """
     try:
         chosen = _middle_ones(runs)
@@ -54,18 +48,19 @@ def table(found: dict[str, Any]) -> Table | None:
     """The map, and what was measured."""
     if not found["map"]:
         return None
-    shown, measured = map_table(found["map"]), found["measured"]
+    measured = found["measured"]
     title = f"Where it flips; measured with {measured['workers']} workers: {measured['answer']}"
-    return replace(shown, title=title)
+    return map_table(found["map"], title)
 
 
 def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:
     """Of each kind, the run of middle speed."""
-    by_kind: dict[Kind, list[tuple[float, str, Run]]] = {}
-    for run in runs:
-        if run.is_finished and run.kind.family and run.summary.samples_per_s:
-            by_kind.setdefault(run.kind, []).append((run.summary.samples_per_s, run.name, run))
-    chosen = {kind: median_low(sorted(of, key=lambda one: one[:2]))[2] for kind, of in by_kind.items()}
+    chosen = {}
+    for kind, of in finished_by_kind(runs).items():
+        timed = [run for run in of if kind.family and run.summary.samples_per_s]
+        timed.sort(key=lambda run: run.summary.samples_per_s or 0.0)
+        if timed:
+            chosen[kind] = timed[(len(timed) - 1) // 2]
     distributed = [run for kind, run in chosen.items() if kind.is_distributed]
     if not distributed:
         raise UsageError("nothing here is distributed")
@@ -110,27 +105,25 @@ def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str
     """The map, and what turns the answer at the measured place of it."""
 
     def place(made: Calibration = made, n: int = asked.workers, **changed: Any) -> Row:
-        job, hosts = replace(asked, **changed), -(-n // asked.workers_per_host)
-        return best.cell(made, job, best.candidates(made, job, names, hosts), hosts, "hosts", detail=ROUGH)
+        contest = best.Contest(made, replace(asked, **changed), names)
+        return contest.place(-(-n // asked.workers_per_host), detail=ROUGH)
 
     rates, sizes = sorted({*BANDWIDTHS, asked.bandwidth_gbit}), sorted({*WORKERS, asked.workers})
     map_ = [place(n=n, bandwidth_gbit=gbit) for n in sizes if n > asked.workers_per_host for gbit in rates]
     here = place()
     first, gbit, n = _answer(here), asked.bandwidth_gbit, here["workers"]
-    tried = {
-        "at": [(f"at {rate(of['bandwidth_gbit'])}", of) for of in map_ if of["workers"] == n],
-        "on": [(f"on {of['hosts']} machines", of) for of in map_ if of["workers"] > n and of["bandwidth_gbit"] == gbit],
-        "slow": [(f"where a worker is {times:g} times slower", place(slow=Slow({1: times}))) for times in SLOW],
-        "batch": [
-            (f"with a batch of {n * batch:,}", place(made.with_batch(batch)))
-            for batch in (made.batch_per_worker * times for times in BATCHES)
-        ],
-        "H": [(f"with {steps} local steps", place(local_steps=steps)) for steps in LOCAL_STEPS],
-    }
+    batches = [made.batch_per_worker * times for times in BATCHES]
+    tried = [
+        *(("at", rate(of["bandwidth_gbit"]), of) for of in map_ if of["workers"] == n),
+        *(("on", f"{of['hosts']} machines", of) for of in map_ if of["workers"] > n and of["bandwidth_gbit"] == gbit),
+        *(("where", f"a worker is {times:g} times slower", place(slow=Slow({1: times}))) for times in SLOW),
+        *(("with a batch of", f"{n * batch:,}", place(made.with_batch(batch))) for batch in batches),
+        *(("with", f"{steps} local steps", place(local_steps=steps)) for steps in LOCAL_STEPS),
+    ]
     told: dict[tuple[str, str], str] = {}
-    for kind, (where, of) in ((kind, one) for kind, ones in tried.items() for one in ones):
+    for kind, where, of in tried:
         if _answer(of) not in (first, ""):
-            told.setdefault((kind, _answer(of)), f"{_answer(of)} {where}")
+            told.setdefault((kind, _answer(of)), f"{_answer(of)} {kind} {where}")
     sure = f"{first} (P {max(here[key] for key in ANSWERS):.2f})" if first else f"not sure ({answer(here)})"
     turns = "; ".join(told.values()) or "nothing that was tried turns that surely"
     if made.model_error > 2 * MODEL_ERROR:

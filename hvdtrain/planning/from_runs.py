@@ -9,16 +9,14 @@ from dataclasses import replace
 from hvdtrain.planning.calibration import TRANSPORTS, Calibration, Quantity
 from hvdtrain.planning.check import measured_step_s, question
 from hvdtrain.planning.layout import local_part
-from hvdtrain.planning.scenario import MIB, Scenario
-from hvdtrain.planning.simulate import simulate
+from hvdtrain.planning.predict import simulate
+from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
 from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import read_server_loads
 
 # Which costs a run corrects together: of messages as such, and of their bytes at workers and at servers.
-COSTS = (
-    ("message_us", "operation_us"), ("send_s_per_gb", "receive_s_per_gb"),
-    ("server_send_s_per_gb", "server_receive_s_per_gb"),
-)  # fmt: skip
+OF_SERVERS = ("server_send_s_per_gb", "server_receive_s_per_gb")
+COSTS = (("message_us", "operation_us"), ("send_s_per_gb", "receive_s_per_gb"), OF_SERVERS)
 LEAST_LOCAL = 0.1  # less is noise: a byte that stays on its host is copied too
 MOST_CHANGE = 5.0  # of costs, by what runs say: more is not believed
 SPREAD = 1.25  # of costs that runs gave: what one run may be off by
@@ -26,20 +24,12 @@ EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
 def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> Calibration:
-    """The calibration with what these runs say: how many cores a host has, the one with fewest; computing from those of
-    one process, and what a machine's other cores add to it; processor seconds of messages from what all processes of a
-    job took; the share of the wire that is reached from how long steps were.
-
-    Args:
-        bandwidth: of the hosts' links in Gbit/s.
-
-    Raises:
-        UsageError: a run is of another model, or what it ran on is not known.
+    """The calibration with what runs say on hosts whose links have so many Gbit/s: see README.md. UsageError where one
+    is of another model, or what it ran on is not known.
     """
     cores = [host.cores_usable for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
     made = replace(
-        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit,
-        cores_per_host=min(cores, default=base.cores_per_host),
+        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit, cores_per_host=min(cores, default=base.cores_per_host),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
     )  # fmt: skip
@@ -48,12 +38,12 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         by_kind.setdefault("ps" if run.kind.servers else run.kind.mode, []).append(run)
     machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
     for run in by_kind.get("single", []):
-        _, asked = question(made, run, None)
-        machines[asked.replaces].append(measured_step_s(run) / simulate(scenario_of(made, run, None)).step_s)
+        of_run, asked = question(made, run, None)
+        machines[asked.replaces].append(measured_step_s(run) / simulate(of_run.scenario(asked)).step_s)
     if machines[0]:
         made = made.slower(statistics.median(machines[0]))
     if machines[1]:
-        speedup = made.of_machine(1).value / _said(machines[1]).value
+        speedup = made.of_machine(1).value / statistics.median(machines[1])
         made = replace(made, machine_speedup=Quantity.exactly(speedup).give_or_take(SPREAD))
     for kind in [kind for kind in TRANSPORTS if kind in by_kind]:
         # MPI's processes spin while they wait for the wire: what they took is not their messages'.
@@ -74,11 +64,10 @@ def message_seconds(job: Scenario) -> tuple[float, float, float]:
     n, costs, gigabytes = job.workers, job.transport, job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        moved = job.around(sent)
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
         each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
-        return n * each_us * 1e-6, n * moved * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
-    messages = max(job.servers, job.bytes / job.bucket_bytes)
+        return n * each_us * 1e-6, n * job.around(sent) * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
+    messages = max(job.servers, job.bytes / BUCKET_BYTES)
     local = local_part(job)
     times = n * (1 - local + local * costs.local_share)
     at_workers = times * (sent * costs.send_s_per_gb + gigabytes * costs.receive_s_per_gb)
@@ -87,20 +76,20 @@ def message_seconds(job: Scenario) -> tuple[float, float, float]:
 
 
 def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
-    """What processes take while they wait, and costs of messages as the processor seconds of these runs have them,
-    beside that, computing and the optimizer.
-    """
+    """With costs of messages as processor seconds of these runs have them, beside waiting, computing, the optimizer."""
     costs = dict(base.transports[kind])
     made = replace(base, transports=base.transports | {kind: costs})  # has what is written into costs
     if idle := [cores for run in runs for cores in _idle_cores(run)]:
         costs["idle_cores"] = Quantity.of(idle)
     if shares := [share for run in runs for share in _local_shares(scenario_of(made, run, bandwidth), run)]:
         costs["local_share"] = _said(shares)
-    jobs = [(scenario_of(made, run, bandwidth), run) for run in runs]
-    factors = [_factors(job, seconds) for job, run in jobs if (seconds := _of_messages(job, run))]
+    factors = []
+    for run in runs:
+        job = scenario_of(made, run, bandwidth)
+        if seconds := _taken(job, run):
+            factors.append(_factors(job, seconds))
     for names, of_runs in zip(COSTS, zip(*factors, strict=True), strict=False):
-        for name in names:
-            costs[name] = _said(of_runs).times(costs[name].value)
+        costs |= {name: _said(of_runs).times(costs[name].value) for name in names}
     return made
 
 
@@ -111,10 +100,8 @@ def _said(figures: Sequence[float]) -> Quantity:
 
 
 def _factors(job: Scenario, seconds: Mapping[int, float]) -> tuple[float, float, float]:
-    """How many times as much as expected messages cost as such, and their bytes at workers and at servers.
-
-    Args:
-        seconds: of messages, by rank.
+    """How many times as much as expected messages cost as such, and their bytes at workers and at servers, by the
+    processor seconds of each rank.
     """
     each, at_workers, at_servers = message_seconds(job)
     whole = _believed(sum(seconds.values()), each + at_workers + at_servers)
@@ -130,7 +117,7 @@ def _believed(seconds: float, expected: float) -> float:
     return min(MOST_CHANGE, max(1 / MOST_CHANGE, seconds / expected)) if expected > 0 else 1.0
 
 
-def _of_messages(job: Scenario, run: Run) -> dict[int, float]:
+def _taken(job: Scenario, run: Run) -> dict[int, float]:
     """Processor seconds of a step that each process of a run took for messages, by rank; empty where nobody knows."""
     steps, seconds = run.summary.steps or 0, {}
     for process in run.summary.processes:
@@ -150,11 +137,9 @@ def _idle_cores(run: Run) -> list[float]:
     cores = []
     for rank in range(run.kind.servers):
         rows = [row for row in read_server_loads(run.folder, rank) if row.bytes_sent or row.bytes_received]
-        cores += [
-            max(0.0, b.cpu_s - a.cpu_s) / (b.time - a.time)
-            for a, b in itertools.pairwise(rows[:-1])
-            if b.time > a.time and (a.bytes_sent, a.bytes_received) == (b.bytes_sent, b.bytes_received)
-        ]
+        for a, b in itertools.pairwise(rows[:-1]):
+            if b.time > a.time and (a.bytes_sent, a.bytes_received) == (b.bytes_sent, b.bytes_received):
+                cores.append(max(0.0, b.cpu_s - a.cpu_s) / (b.time - a.time))
     return cores
 
 
@@ -164,7 +149,7 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
     """
     servers = set(range(job.servers))
     on_host = {rank: servers & set(host.ranks) for host in run.manifest.hosts.values() for rank in host.ranks}
-    workers = {rank: seconds for rank, seconds in _of_messages(job, run).items() if rank not in servers}
+    workers = {rank: seconds for rank, seconds in _taken(job, run).items() if rank not in servers}
     shares = [len(on_host.get(rank, ())) / job.servers for rank in workers] if servers else []
     if len(set(shares)) < 2:
         return []
@@ -177,9 +162,9 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
 def _with_efficiency(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
     """The share of the wire with which simulated steps are as long as measured ones, or the known one."""
     measured = [measured_step_s(run) for run in runs]
-    known = base.transports[kind]["efficiency"]
+    known = base.transports[kind]["efficiency"].value
     best = (math.inf, base)
-    for share in sorted(EFFICIENCIES, key=lambda share: abs(share - known.value)):
+    for share in sorted(EFFICIENCIES, key=lambda share: abs(share - known)):
         efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
         costs = base.transports[kind] | {"efficiency": efficiency}
         tried = replace(base, transports=base.transports | {kind: costs})

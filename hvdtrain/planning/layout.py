@@ -1,22 +1,18 @@
 """Who is where: hosts in groups of equal ones, each simulated once, and the pieces that weights are cut into."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-from hvdtrain.planning.scenario import Scenario
+from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 
-# Workers in lockstep that are alike do the same at the same time: one of each kind is simulated, exactly. Groups of
-# servers, and of workers that are not in lockstep, are approximate where they hold several: their messages interleave
-# evenly then.
-MOST_SERVER_GROUPS = 16
+MOST_SERVER_GROUPS = 16  # their messages are taken to interleave: an approximation, as that of groups of workers
 
 
 class Detail(NamedTuple):
-    """How many pieces weights are cut into at most, about, and workers that are not in lockstep into groups; how many
-    steps there are at most, where few messages are drawn in each.
-    """
+    """At most so many pieces of the weights, groups of workers not in lockstep, and steps with few messages in each."""
 
     pieces: int
     groups: int
@@ -28,12 +24,8 @@ FINE, COARSE, ROUGH = Detail(160, 24), Detail(24, 6), Detail(6, 3, 4)
 
 @dataclass(frozen=True)
 class HostGroup:
-    """Hosts that are alike.
-
-    Attributes:
-        hosts: how many.
-        servers: of each host; the first group with servers has the first range of the weights.
-        workers: of each host, by how much slower than others they compute: ((factor, count), …).
+    """So many hosts that are alike, with their servers and workers each; the latter by how much slower than others they
+    compute: ((factor, count), …). The first group with servers has the first range of the weights.
     """
 
     hosts: int
@@ -43,12 +35,10 @@ class HostGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of the weights that travels as one.
+    """A range of the weights that travels as one, though it may really be several messages.
 
     Attributes:
         owner: the number of the group whose servers hold it.
-        bytes: of weights.
-        messages: how many it really is.
         layers: the numbers of the layers that lie in it, wholly or partly.
     """
 
@@ -59,26 +49,25 @@ class Piece:
 
 
 def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
-    """The hosts of a job with servers, in order: alike and beside each other in one group, as far as that may be.
-
-    Args:
-        most: groups of workers alike that are not in lockstep; twice as many of servers.
+    """The hosts of a job with servers, in order: those beside each other that are alike in one group, or in so many at
+    most where workers are not in lockstep, and twice as many of servers.
     """
-    per_host, of_worker = scenario.workers_per_host, scenario.factors
-    hosts: list[tuple[int, tuple[tuple[float, int], ...]]] = []  # servers and workers of each
-    for first in range(0, scenario.workers, per_host):
-        factors = sorted(of_worker[first : first + per_host])
-        hosts.append((0, tuple((factor, len(list(alike))) for factor, alike in groupby(factors))))
+    per_host, factors = scenario.workers_per_host, scenario.factors
+    slices = [factors[first : first + per_host] for first in range(0, scenario.workers, per_host)]
+    with_workers = [tuple(sorted(Counter(of_host).items())) for of_host in slices]
     if scenario.placement == "shared":
-        counts = [len(range(host, scenario.servers, len(hosts))) for host in range(len(hosts))]
-        hosts = [(servers, workers) for servers, (_, workers) in zip(counts, hosts, strict=True)]
+        hosts = [(len(range(n, scenario.servers, len(slices))), workers) for n, workers in enumerate(with_workers)]
     else:
-        hosts = [(1, ())] * scenario.servers + hosts
+        hosts = [(1, ())] * scenario.servers + [(0, workers) for workers in with_workers]
     groups = []
     for (servers, workers), alike in groupby(hosts):
         number = len(list(alike))
-        parts = min(number, min(MOST_SERVER_GROUPS, 2 * most) if servers else 1 if scenario.in_lockstep else most)
-        groups += [HostGroup(number * (i + 1) // parts - number * i // parts, servers, workers) for i in range(parts)]
+        parts = 1 if scenario.in_lockstep else most
+        if servers:
+            parts = min(MOST_SERVER_GROUPS, 2 * most)
+        parts = min(number, parts)
+        ends = [number * part // parts for part in range(parts + 1)]
+        groups += [HostGroup(end - begin, servers, workers) for begin, end in pairwise(ends)]
     return groups
 
 
@@ -90,23 +79,20 @@ def local_part(scenario: Scenario) -> float:
 
 
 def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> list[Piece]:
-    """The weights as pieces, in forward order: as buckets.partition cuts them, but that the servers of a group are one.
-
-    Args:
-        most_pieces: about as many at most; larger ones stand for several messages.
+    """The weights as pieces, in forward order, about so many at most: as buckets.partition cuts them, but that the
+    servers of a group are one, and larger pieces stand for several messages.
     """
     ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
-    servers = sum(group.hosts * group.servers for group in groups)
+    counts = [group.hosts * group.servers for group in groups]
     total, first, pieces = ends[-1], 0, []
-    for owner, group in enumerate(groups):
-        count = group.hosts * group.servers
+    for owner, count in enumerate(counts):
         if not count:
             continue
-        begin, end = total * first // servers, total * (first + count) // servers
+        begin = total * first // sum(counts)
         first += count
-        size = end - begin
-        messages = count * max(1, -(-size // count // scenario.bucket_bytes))
-        largest = max(scenario.bucket_bytes, total / most_pieces)
+        size = total * first // sum(counts) - begin
+        messages = count * max(1, -(-size // count // BUCKET_BYTES))
+        largest = max(BUCKET_BYTES, total / most_pieces)
         number = max(1, min(messages, round(size / largest + 0.49)))
         for i in range(number):
             start, stop = begin + size * i // number, begin + size * (i + 1) // number

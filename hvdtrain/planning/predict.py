@@ -14,13 +14,36 @@ from hvdtrain.errors import UsageError, unknown
 from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.calibration import Z90, Calibration
 from hvdtrain.planning.layout import COARSE, FINE, Detail
-from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
-from hvdtrain.planning.simulate import simulate
+from hvdtrain.planning.ring import Ring
+from hvdtrain.planning.scenario import BUCKET_BYTES, RING_MODES, SERVER_MODES, Outcome, Scenario
+from hvdtrain.planning.servers import Servers
 
+STEPS, STEPS_ASYNCHRONOUS, STEPS_RING = 3, 4, 10  # rings cost little
+STEPS_STRAGGLERS = 40  # where workers are slow at random: a seed moves a prediction by 5 % at most
+BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
 DRAWS = 12  # of a calibration, for an interval
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
 WIDER_PER_DOUBLING = 0.02
+LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
+LEAST_GBIT, MOST_GBIT = 1e-4, 1e3  # of what a job may need
+HALVINGS = 10  # of that range, on a logarithmic scale: to 2 %
+Z_SURE = 1.282  # nine in ten of a normal distribution are less
 Row = dict[str, Any]
+
+
+def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:
+    """Simulate so many steps, or enough of them. The same arguments give the same outcome."""
+    of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
+    if not scenario.servers:
+        enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS_RING
+        return Ring(scenario, steps or enough, of_mode, detail).run()
+    buckets = max(scenario.servers, scenario.bytes / BUCKET_BYTES)
+    enough = max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))
+    if not scenario.in_lockstep:
+        enough = STEPS_ASYNCHRONOUS
+    if scenario.slow.random_share:
+        enough = STEPS_STRAGGLERS
+    return Servers(scenario, steps or enough, of_mode, detail).run()
 
 
 def scenarios(
@@ -28,17 +51,15 @@ def scenarios(
     bandwidths: Sequence[float], local_steps: Sequence[int] = (1,),
 ) -> list[Scenario]:  # fmt: skip
     """Every mode, number of workers and of servers, of local steps, and bandwidth in Gbit/s that go together.
-
-    Raises:
-        UsageError: there are none, or --slow names a worker that not even the largest cluster has.
+    UsageError where there are none, or --slow names a worker that not even the largest cluster has.
     """
     jobs = []
-    for n, mode in itertools.product(workers, (name for name in names if name in (*RING_MODES, *SERVER_MODES))):
+    distributed = [name for name in names if name in (*RING_MODES, *SERVER_MODES)]
+    for n, mode in itertools.product(workers, distributed):
         counts = {n if count == EQUAL else int(count) for count in servers} if mode in SERVER_MODES else {0}
-        of_mode = replace(asked, mode=mode, workers=n)
         steps = local_steps if "local_steps" in modes.declared(mode).options else [1]
         jobs += [
-            replace(of_mode, servers=k, bandwidth_gbit=gbit, local_steps=h)
+            replace(asked, mode=mode, workers=n, servers=k, bandwidth_gbit=gbit, local_steps=h)
             for k, gbit, h in itertools.product(sorted(counts), bandwidths, steps)
         ]
     if not jobs:
@@ -53,9 +74,7 @@ def check_slow(asked: Scenario, workers: int) -> None:
         raise UsageError(f"--slow: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
 
 
-def row(
-    calibration: Calibration, asked: Scenario, seed: int = 0, detail: Detail = FINE, is_drawn: bool = True
-) -> Row:  # fmt: skip
+def row(calibration: Calibration, asked: Scenario, detail: Detail = FINE, is_drawn: bool = True) -> Row:
     """One prediction with its interval of 90 %: as far as the calibration spreads and the model errs, both as normal
     distributions of logarithms.
 
@@ -63,28 +82,26 @@ def row(
         is_drawn: without that, as if all figures of the calibration were exact.
     """
     asked = replace(asked, compression=codec_of(calibration, asked.mode, asked.compression))
-    outcome = simulate(calibration.scenario(asked), seed=seed, detail=detail)
-    draws = [outcome.step_s] * DRAWS
-    if is_drawn:
-        draws = _draws(calibration, asked, seed, outcome.step_s, detail)
-    spread = statistics.pstdev([math.log(drawn) for drawn in draws])
+    outcome = simulate(calibration.scenario(asked), detail=detail)
+    step_s = outcome.step_s
+    draws = _draws(calibration, asked, step_s, detail) if is_drawn else [step_s] * DRAWS
+    spread = statistics.pstdev(map(math.log, draws))
     beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, asked)
     wider = math.exp(Z90 * math.hypot(spread, calibration.model_error + beyond))
-    low, high = outcome.step_s / wider, outcome.step_s * wider
-    hosts = -(-asked.workers // asked.workers_per_host) + (asked.servers if asked.placement == "dedicated" else 0)
+    samples = speed(calibration, asked, step_s)
+    apart = asked.servers if asked.placement == "dedicated" else 0
     return {
         "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
-        "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit, "hosts": hosts,
-        "placement": asked.placement if asked.servers else None, "compression": asked.compression,
-        "local_steps": asked.local_steps,
+        "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit,
+        "hosts": -(-asked.workers // asked.workers_per_host) + apart,
+        "placement": asked.placement if asked.servers else None,
+        "compression": asked.compression, "local_steps": asked.local_steps,
         "batch_per_worker": calibration.batch_per_worker * max(1, asked.replaces),
-        "step_s": outcome.step_s, "step_s_low": low, "step_s_high": high,
-        "samples_per_s": speed(calibration, asked, outcome.step_s),
-        "samples_per_s_low": speed(calibration, asked, high), "samples_per_s_high": speed(calibration, asked, low),
+        "step_s": step_s, "step_s_low": step_s / wider, "step_s_high": step_s * wider,
+        "samples_per_s": samples, "samples_per_s_low": samples / wider, "samples_per_s_high": samples * wider,
         "exposed_comm_s": outcome.exposed_comm_s, "busiest_share": outcome.busiest_share,
         "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
-        "bytes_sent_per_server": outcome.server_bytes_sent,
-        "drawn_step_s": draws, "beyond": beyond,
+        "bytes_sent_per_server": outcome.server_bytes_sent, "drawn_step_s": draws, "beyond": beyond,
     }  # fmt: skip
 
 
@@ -93,44 +110,71 @@ def speed(calibration: Calibration, job: Scenario, step_s: float) -> float:
     return max(job.workers, job.replaces) * calibration.batch_per_worker / step_s
 
 
+def is_lone(workers: int, busiest_share: float) -> bool:
+    """Whether one of several workers does nearly all."""
+    return workers > 1 and busiest_share >= LONE
+
+
 def label(at: Row) -> str:
     """`ps-sync ×3+1 fp16 H 8`; `+4 beside` are servers on the workers' hosts."""
     if at["mode"] == "single":
         return ONE_MACHINE
-    beside = " beside" if at["placement"] == "shared" else ""
-    parts = [f"{at['mode']} ×{at['workers']}" + (f"+{at['servers']}{beside}" if at["servers"] else "")]
-    parts += [at["compression"]] if at["compression"] != "none" else []
-    return " ".join([*parts, f"H {at['local_steps']}"] if at["local_steps"] > 1 else parts)
+    words = f"{at['mode']} ×{at['workers']}" + (f"+{at['servers']}" if at["servers"] else "")
+    words += " beside" if at["placement"] == "shared" else ""
+    words += f" {at['compression']}" if at["compression"] != "none" else ""
+    return words + (f" H {at['local_steps']}" if at["local_steps"] > 1 else "")
 
 
 def codec_of(calibration: Calibration, mode: str, name: str) -> str:
-    """What a mode sends gradients with that is asked for a codec: `none` where it has not that one.
-
-    Raises:
-        UsageError: the calibration knows no such codec.
-    """
+    """The codec that a mode sends gradients with, or `none`. UsageError where the calibration does not know it."""
     if name not in (known := ["none", *calibration.codecs]):
         raise unknown("compression of this calibration", name, known)
     return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
 
 
-def _draws(calibration: Calibration, asked: Scenario, seed: int, step_s: float, known: Detail) -> list[float]:
-    """Seconds a step with the calibration drawn anew.
-
-    Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
+def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Detail) -> list[float]:
+    """Seconds a step with the calibration drawn anew; with servers by coarse simulations, whose ratio to such a one at
+    the medians counts.
     """
-    detail = COARSE if asked.servers else FINE
-    middle_s = step_s
-    if asked.servers and known != detail:
-        middle_s = simulate(calibration.scenario(asked), seed=seed, detail=detail).step_s
-    draws = []
-    for number in range(DRAWS):
-        drawn = calibration.scenario(asked, random.Random(f"{seed} {number}"))
-        draws.append(step_s * simulate(drawn, seed=seed + 1 + number, detail=detail).step_s / middle_s)
-    return draws
+    detail, middle_s = COARSE if asked.servers else FINE, step_s
+    if asked.servers and known != COARSE:
+        middle_s = simulate(calibration.scenario(asked), detail=COARSE).step_s
+    jobs = [calibration.scenario(asked, random.Random(f"0 {number}")) for number in range(DRAWS)]
+    drawn = [simulate(job, seed=seed, detail=detail).step_s for seed, job in enumerate(jobs, 1)]
+    return [step_s * drawn_s / middle_s for drawn_s in drawn]
 
 
 def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:
     """Doublings of workers and of servers beyond what the calibration was made with."""
     both = ((asked.workers, calibration.most_workers), (asked.servers, calibration.most_servers))
     return sum(max(0, -(-count // max(1, known)) - 1).bit_length() for count, known in both)
+
+
+def needs(calibration: Calibration, jobs: Sequence[Scenario], efficiency: float) -> list[Row]:
+    """The bandwidth in Gbit/s with which workers do a share of what as many would that never wait.
+
+    `sure_gbit` is that with which they do so in nine of ten cases, as far as the model errs. Where no bandwidth is
+    enough, since messages cost processors too, both are MOST_GBIT; `most` is the share that this leaves.
+    """
+    alone_s = simulate(calibration.scenario(Scenario("single"))).step_s
+
+    def share(job: Scenario, gbit: float) -> float:
+        asked = calibration.scenario(replace(job, bandwidth_gbit=gbit))
+        return alone_s / simulate(asked, detail=COARSE).step_s
+
+    def least(job: Scenario, wanted: float) -> float:
+        low, high = LEAST_GBIT, MOST_GBIT
+        for _ in range(HALVINGS):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if share(job, middle) >= wanted else (middle, high)
+        return high
+
+    sure = efficiency * math.exp(Z_SURE * calibration.model_error)
+    return [
+        {
+            "mode": job.mode, "workers": job.workers, "servers": job.servers, "local_steps": job.local_steps,
+            "efficiency": efficiency, "bandwidth_gbit": least(job, efficiency), "sure_gbit": least(job, sure),
+            "most": share(job, MOST_GBIT),
+        }
+        for job in jobs
+    ]  # fmt: skip

@@ -1,7 +1,6 @@
 """The real thing in its smallest form: two workers and a server exchange gradients of a few blocks, over TCP.
 
-Ranks are forked from this process, which has torch loaded and no thread of it running yet. Modes are used as training
-uses them: a `Synchroniser` on workers, `serve` on servers.
+Ranks are forked from this process, which has torch loaded and no thread of it running yet.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 WORKERS = 2
 SMALL, LARGE = 16 * 2**10, 8 * 2**20  # bytes of a block
@@ -26,15 +25,18 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1", "HVDTRAIN_OVER_TCP": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }  # fmt: skip
-Measured = dict[str, dict[str, list[float]]]  # `alone` and `together`: cpu_s, server_cpu_s of each step
+FLOOR = 1e-9  # seconds of what noise hides
+
+
+class Measured(NamedTuple):
+    """Processor seconds of each step: of a worker, beyond those of a step alone, and of the server."""
+
+    worker_s: list[float]
+    server_s: list[float]
 
 
 def measure(deadline: float) -> dict[tuple[str, int], Measured]:
-    """What a step costs of each kind of mode and each size of block, as far as there is time.
-
-    Args:
-        deadline: of time.monotonic.
-    """
+    """What a step costs of each kind of mode and each size of block, as far as known by then on time.monotonic()."""
     import hvdtrain.modes.ddp
     import hvdtrain.modes.ps_sync  # noqa: F401
 
@@ -100,14 +102,14 @@ def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int,
     if world.is_server:
         modes.load(mode).serve(job, print)
         os._exit(0)
-    alone = _measure(None, block)
+    alone_s = min(_measure(None, block).worker_s)
     together = _measure(modes.load(mode).connect(job), block)
     if world.is_chief:
-        results.put({"alone": alone, "together": together})
+        results.put(together._replace(worker_s=[max(FLOOR, cpu_s - alone_s) for cpu_s in together.worker_s]))
     time.sleep(TIMEOUT_S)  # until it is ended: one that leaves would have others complain
 
 
-def _measure(sync: Any, block: int) -> dict[str, list[float]]:
+def _measure(sync: Any, block: int) -> Measured:
     """Processor seconds of this worker and of the servers for a step of a model of equal blocks."""
     import torch
     from torch import nn
@@ -127,7 +129,7 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
     model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
     module = sync.prepare(model) if sync else model
     steps = 1 if block >= LARGE else 8  # of a measurement
-    measured: dict[str, list[float]] = {"cpu_s": [], "server_cpu_s": []}
+    measured = Measured([], [])
     for sample in range(1 + SAMPLES):
         if sync:
             sync.group.barrier()
@@ -143,8 +145,8 @@ def _measure(sync: Any, block: int) -> dict[str, list[float]]:
         with torch.no_grad():
             module(torch.zeros(1))  # waits for the last answers
         if sample:  # the first is to warm up
-            measured["cpu_s"].append((time.process_time() - used_s) / steps)
-            measured["server_cpu_s"].append((servers_cpu_s() - servers_s) / steps)
+            measured.worker_s.append((time.process_time() - used_s) / steps)
+            measured.server_s.append((servers_cpu_s() - servers_s) / steps)
     return measured
 
 

@@ -1,4 +1,7 @@
-"""What a step computes, measured here: each layer forward and backward, the optimizer, the codecs."""
+"""What a step computes, measured here: each layer forward and backward, the optimizer, the codecs.
+
+Processor seconds of one thread, which computes backward too: what others do on this machine does not count.
+"""
 
 import itertools
 import math
@@ -24,9 +27,6 @@ from hvdtrain.system.cgroups import usable_cores
 WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
 VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
 CODECS = ("fp16", "bf16", "int8", "topk:0.01", "2bit:0.05")
-
-
-# Processor seconds of this thread, which computes backward too: what others do on this machine does not count.
 _now = time.thread_time
 
 
@@ -34,48 +34,40 @@ class _Stamps:
     """When each layer with parameters begins forward, and when its gradients are there.
 
     Attributes:
+        layers: name and megabytes of each.
         began: of each layer, in the order in which they begin. One whose weights another layer's forward reads is not
             there, as nn.MultiheadAttention's `out_proj`: its computing counts as that of the layer before.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.names: list[str] = []
-        self.sizes: list[float] = []
+        self.layers: list[tuple[str, float]] = []
         self.began: dict[int, float] = {}
         self.gradients: dict[int, float] = {}
         for name, module in model.named_modules():
-            parameters = [p for p in module.parameters(recurse=False) if p.requires_grad]
-            if not parameters:
-                continue
-            number = len(self.names)
-            self.names.append(name)
-            self.sizes.append(sum(p.numel() for p in parameters) * 4e-6)
-            module.register_forward_pre_hook(partial(self._begin, number))
-            for p in parameters:
-                p.register_post_accumulate_grad_hook(partial(self._gradient, number))
+            if parameters := [p for p in module.parameters(recurse=False) if p.requires_grad]:
+                module.register_forward_pre_hook(partial(self._begin, len(self.layers)))
+                for p in parameters:
+                    p.register_post_accumulate_grad_hook(partial(self._gradient, len(self.layers)))
+                self.layers.append((name, sum(p.numel() for p in parameters) * 4e-6))
 
     def _begin(self, number: int, *_: object) -> None:
         self.began.setdefault(number, _now())
 
+    def _gradient(self, number: int, _: torch.Tensor) -> None:
+        self.gradients[number] = _now()
+
     def order(self) -> list[int]:
         """The layers as forward comes to them; those of which it is not known follow the one before them by name."""
         order = list(self.began)
-        for number in range(len(self.names)):
+        for number in range(len(self.layers)):
             if number not in self.began:
                 order.insert(order.index(number - 1) + 1 if number else 0, number)
         return order
 
-    def _gradient(self, number: int, _: torch.Tensor) -> None:
-        self.gradients[number] = _now()
-
 
 def profile(config: RunConfig, batch: int, data: ImageFolder, side: int, budget_s: float) -> dict[str, Any]:
-    """Measure a model's layers with one worker's batch, for about so long: what a Calibration says of computing.
-
-    A batch that would take too long is measured smaller, and computing taken to grow in proportion.
-
-    Args:
-        side: of the images, in pixels.
+    """What a Calibration says of computing, with one worker's batch of images of so many pixels a side, measured for
+    about so long. A batch that would take too long is measured smaller; computing is taken to grow in proportion.
     """
     model = initial_model(config, len(data.classes), trial_inputs(config, data))
     model.train()
@@ -95,18 +87,22 @@ def profile(config: RunConfig, batch: int, data: ImageFolder, side: int, budget_
     scale = 1e3 * batch / measured
     layers = tuple(
         LayerCost(
-            stamps.names[number], stamps.sizes[number],
+            *stamps.layers[number],
             Quantity.of([row["forward"][place] * scale for row in rows]),
             Quantity.of([row["backward"][place] * scale for row in rows]),
         )
         for place, number in enumerate(stamps.order())
-    )  # fmt: skip
+    )
     fixed = [max(0.0, row["whole"] - sum(row["forward"]) - sum(row["backward"])) for row in rows]
     first, _, third = statistics.quantiles(map(math.log, whole))  # not moved by a few outliers
+    vector = nn.Parameter(torch.zeros(VECTOR_MB * 250_000))
+    vector.grad = torch.ones_like(vector)
     return {
-        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of([1e3 * seconds for seconds in fixed]),
+        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of(fixed).times(1e3),
         "step_jitter": round((third - first) / 1.349, 4), "batch_fixed_share": round(fixed_share, 4),
         "machine_speedup": _of_all_cores(model, samples[:measured]),
+        "optimizer_ms_per_mb": _ms_per_mb(make_optimizer(config, [vector]).step),
+        "codecs": _codecs(),
     }  # fmt: skip
 
 
@@ -124,9 +120,7 @@ def _of_all_cores(model: nn.Module, samples: torch.Tensor) -> Quantity:
 
 
 def _steps(model: nn.Module, stamps: _Stamps, samples: torch.Tensor, deadline: float) -> list[dict[str, Any]]:
-    """Seconds of steps, and of each layer in them in stamps.order(), until a moment of time.perf_counter; warm-up left
-    out.
-    """
+    """Seconds of steps after a warm-up, and of their layers in stamps.order(), until a time.perf_counter()."""
     labels = torch.zeros(len(samples), dtype=torch.long)
     rows: list[dict[str, Any]] = []
     for step in range(WARM_UP + MOST_STEPS):
@@ -167,17 +161,10 @@ def _ms_per_mb(act: Callable[[], object]) -> Quantity:
         began = _now()
         act()
         seconds.append(_now() - began)
-    return Quantity.of([1e3 * s / VECTOR_MB for s in seconds[WARM_UP:]])
+    return Quantity.of(seconds[WARM_UP:]).times(1e3 / VECTOR_MB)
 
 
-def optimizer_ms_per_mb(config: RunConfig) -> Quantity:
-    p = nn.Parameter(torch.zeros(VECTOR_MB * 250_000))
-    p.grad = torch.ones_like(p)
-    return _ms_per_mb(make_optimizer(config, [p]).step)
-
-
-def codec_costs() -> dict[str, dict[str, Quantity]]:
-    """For each codec: encode and decode in ms per MB of gradient, and bytes on the wire over those of float32."""
+def _codecs() -> dict[str, dict[str, Quantity]]:
     costs = {}
     gradient = torch.randn(VECTOR_MB * 250_000)
     for name in CODECS:

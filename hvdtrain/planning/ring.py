@@ -12,16 +12,12 @@ from hvdtrain.planning.scenario import MIB, Scenario
 from hvdtrain.planning.worker import Exchange, Worker
 
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
+FUSION = 128 * MIB  # Horovod reduces at most so much at once: HOROVOD_FUSION_THRESHOLD
 FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
 AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 
 
 class Ring(Exchange):
-    """
-    Attributes:
-        ready: the numbers of the pieces that wait to be reduced, in order.
-    """
-
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
         self.is_horovod = modes.declared(scenario.mode).joins_horovod
         pieces: list[Piece] = []
@@ -32,7 +28,7 @@ class Ring(Exchange):
         self.cores = Processors(self.clock, scenario.free_cores(times, 1))
         self.worker = Worker(self, self.cores, times, max(scenario.factors), scenario.workers)
         self.workers = [self.worker]
-        self.ready: list[int] = []
+        self.ready: list[int] = []  # pieces that wait to be reduced
         self.is_reducing = False
 
     def send(self, worker: Worker, number: int) -> None:
@@ -51,7 +47,7 @@ class Ring(Exchange):
             numbers = self._next()
             gradients = sum(self.pieces[number].bytes for number in numbers)
             optimizer_s = s.optimizer_s_per_mb * gradients / 1e6
-            if s.is_sharded:
+            if s.mode == "sharded":
                 yield partial(self._operation, gradients, 1)
                 yield partial(self.cores.work, optimizer_s / s.workers, self.worker.times)
                 yield partial(self._operation, gradients, 1)
@@ -64,16 +60,14 @@ class Ring(Exchange):
         self.is_reducing = False
 
     def _next(self) -> list[int]:
-        """Take what is reduced together: as much as the fusion buffer holds; where layers wait, what forward needs
-        first; of DDP a bucket.
-        """
+        """Take what is reduced together: a fusion buffer; where layers wait, what forward needs first; DDP's bucket."""
         if self.scenario.waits_for_layers:
             taken = sorted(self.ready)[:AHEAD]
         else:
             taken, size = [], 0
             for number in self.ready if self.is_horovod else self.ready[:1]:
                 size += self.pieces[number].bytes
-                if taken and size > self.scenario.fusion_bytes:
+                if taken and size > FUSION:
                     break
                 taken.append(number)
         self.ready = [number for number in self.ready if number not in taken]

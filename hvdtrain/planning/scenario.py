@@ -1,7 +1,7 @@
 """What is simulated: a model's layers, what messages cost, and a cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hvdtrain import modes
 
@@ -10,20 +10,15 @@ RING_MODES, SERVER_MODES = (
     [name for name in MODES if modes.declared(name).family == family] for family in (modes.RING, modes.SERVERS)
 )
 MIB = 2**20
+BUCKET_BYTES = 4 * MIB  # of weights, that servers are sent as one: RunConfig.bucket_mb
 WARM_UP = 1  # simulated steps that are not counted
 LEAST_FREE = 0.1  # share of the cores of a host that is left however many processes it has
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with parameters, with the activations and poolings that follow it.
+    """A module with so many parameters, float32, with what follows it; seconds of computing for a worker's batch."""
 
-    Attributes:
-        parameters: elements, float32.
-        forward_s, backward_s: seconds of computing for a worker's batch.
-    """
-
-    name: str
     parameters: int
     forward_s: float
     backward_s: float
@@ -31,17 +26,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transport:
-    """What carrying bytes costs the processors, beside the time on the wire: the keys of a calibration's transports.
-
-    Attributes:
-        message_us: processor time of a message at each of its ends; in a ring, of each of its 2(n-1) hops.
-        operation_us: processor time of beginning a collective: agreeing on what is reduced.
-        send_s_per_gb, receive_s_per_gb: of a worker; in a ring receiving includes adding.
-        server_send_s_per_gb, server_receive_s_per_gb: of a server, adding up included.
-        local_share: what a byte costs the processors that stays on its host, over one that crosses the network.
-        idle_cores: cores that each process takes while it has nothing to do: threads that wake up, heartbeats.
-        efficiency: share of the link's bandwidth that payload reaches.
-    """
+    """What carrying bytes costs: `transports` of a calibration, as README.md has them. Receiving includes adding."""
 
     message_us: float = 0.0
     operation_us: float = 0.0
@@ -56,12 +41,7 @@ class Transport:
 
 @dataclass(frozen=True)
 class Codec:
-    """What a compression costs: the keys of a calibration's codecs.
-
-    Attributes:
-        encode_ms_per_mb, decode_ms_per_mb: processor time for each MB (10^6 bytes) of gradients before it.
-        wire_share: bytes of a gradient as it is sent, over its bytes as float32.
-    """
+    """What a compression costs the processors, and what it leaves of the bytes: `codecs` of a calibration."""
 
     encode_ms_per_mb: float = 0.0
     decode_ms_per_mb: float = 0.0
@@ -70,11 +50,8 @@ class Codec:
 
 @dataclass(frozen=True)
 class Slow:
-    """Stragglers.
-
-    Attributes:
-        workers: factor of computing of each slow worker, by number.
-        random_factor, random_share: any worker is so much slower at a step, with this probability.
+    """Stragglers: the factor of computing of each slow worker, by number; and by which any worker is slower at a step,
+    with which probability.
     """
 
     workers: Mapping[int, float] = field(default_factory=dict)
@@ -94,7 +71,7 @@ class Scenario:
         fixed_s: seconds of a step's computing that belong to no layer: data, loss, bookkeeping.
         optimizer_s_per_mb: processor seconds for each MB (10^6 bytes) of weights, on workers or servers.
         jitter: standard deviation of the logarithm of a step's computing time.
-        cores: of a host, or its part of one; threads: that a worker computes with.
+        cores: of a host; threads: that a worker computes with.
         on_processor: computing takes cores, as communication does; false of a GPU.
         workers_per_host: hosts are filled one after the other.
         placement: servers on hosts without workers, `dedicated`, or on the workers' hosts, `shared`.
@@ -102,14 +79,10 @@ class Scenario:
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
-        wait_for: what waits for fresh weights, the next forward of each `layer` or the next `step`; empty: as the mode
-            does by default.
-        shares: how the samples of a step are shared out: `equal`; `measured`, in lockstep, slow workers have less of
-            them; `leased`, whoever is ready takes the next share; empty: as the mode does by default.
+        wait_for, shares: as modes.Mode has them; empty: as the mode does by default.
         local_steps: of each worker, from one exchange to the next.
         replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
-        round_steps: in ps-ssp and ps-async, after so many steps all wait for the last, as before an evaluation; 0: they
-            never do.
+        round_steps: after so many all wait for the last in ps-ssp and ps-async, as before an evaluation; 0: never.
     """
 
     mode: str
@@ -136,9 +109,7 @@ class Scenario:
     local_steps: int = 1
     replaces: int = 0
     round_steps: int = 0
-    bucket_bytes: int = 4 * MIB
     under_way_bytes: int = 48 * MIB
-    fusion_bytes: int = 128 * MIB
     slow: Slow = Slow()
 
     @property
@@ -159,10 +130,6 @@ class Scenario:
     def computing_s(self) -> float:
         """Of one worker's step, alone and undisturbed."""
         return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.mode == "sharded"
 
     @property
     def waits_for_layers(self) -> bool:
@@ -190,13 +157,6 @@ class Scenario:
     @property
     def optimizer_s(self) -> float:
         return self.optimizer_s_per_mb * self.bytes / 1e6
-
-    def faster(self, factor: float) -> "Scenario":
-        """The same, but that computing is so many times as fast."""
-        layers = (
-            replace(one, forward_s=one.forward_s / factor, backward_s=one.backward_s / factor) for one in self.layers
-        )
-        return replace(self, layers=tuple(layers), fixed_s=self.fixed_s / factor)
 
     def free_cores(self, processes: int, hosts: int) -> float:
         """What so many processes leave of the cores of so many hosts while they have nothing to do."""

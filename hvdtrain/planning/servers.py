@@ -1,9 +1,7 @@
 """A job with parameter servers, simulated: pushes and answers, piece by piece, as `hvdtrain.ps` does it.
 
 A push costs the worker's io thread processor time, takes the worker's link and the server's, costs the server's io
-thread, and is added up. When the mode says so, the server updates and answers, back the same way. Forward of a layer
-waits for the answers to all of its pieces. Of pieces that wait to be pushed, what forward needs first goes first,
-as far as there is room under way (see ps.exchange).
+thread, and is added up. When the mode says so, the server updates and answers, back the same way.
 """
 
 import math
@@ -40,12 +38,8 @@ class _Hosts:
 
 @dataclass
 class _Window:
-    """What a group of workers pushes to the servers of one group of hosts.
-
-    Attributes:
-        room: bytes that may be under way.
-        queue: pieces that wait to be pushed, as they became ready.
-        extra: the piece that is under way though there was no room, or -1.
+    """What a group of workers pushes to the servers of one group of hosts: of what waits, what forward needs first goes
+    first, as far as there is room for its bytes. Without room one `extra` piece may go (see ps.exchange); -1: none.
     """
 
     room: float
@@ -68,12 +62,7 @@ class _Window:
 
 
 class _Client(Worker):
-    """
-    Attributes:
-        io: their threads that send and receive.
-        windows: to the servers of each group of hosts.
-        read: version of each piece.
-    """
+    """With io threads that send and receive, a window to each group of hosts, and the version of each piece read."""
 
     def __init__(self, exchange: "Servers", hosts: _Hosts, times: int, factor: float) -> None:
         scenario = exchange.scenario
@@ -124,22 +113,19 @@ class Servers(Exchange):
 
     def _push(self, worker: _Client, window: _Window) -> None:
         """Push what waits, as far as there is room."""
+        transport, codec = self.scenario.transport, self.scenario.codec
         while (number := window.next(self.pieces)) is not None:
-            self._push_piece(worker, number, worker.step)
-
-    def _push_piece(self, worker: _Client, number: int, step: int) -> None:
-        piece, server, scenario = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario
-        transport, codec, gigabytes = scenario.transport, scenario.codec, piece.bytes / 1e9
-        size = piece.bytes * codec.wire_share
-        sent = self._cost(worker.hosts, server, piece, size, transport.send_s_per_gb)
-        sent += gigabytes * codec.encode_ms_per_mb
-        taken = self._cost(worker.hosts, server, piece, size, transport.server_receive_s_per_gb)
-        taken = (taken + gigabytes * codec.decode_ms_per_mb) / server.servers
-        both = Join(2, partial(self._accept, worker, number, step, worker.read[number]))
-        # The server takes the first while others are still on the wire, and the last after all of them.
-        first = partial(server.io.do, (worker.times - 1) * taken, both)
-        last = partial(server.io.do, taken, both)
-        go_on(self._carry(worker, server, worker.times * size, True, sent, first, last))
+            piece = self.pieces[number]
+            server, gigabytes, size = self.hosts[piece.owner], piece.bytes / 1e9, piece.bytes * codec.wire_share
+            sent = self._cost(worker.hosts, server, piece, size, transport.send_s_per_gb)
+            sent += gigabytes * codec.encode_ms_per_mb
+            taken = self._cost(worker.hosts, server, piece, size, transport.server_receive_s_per_gb)
+            taken = (taken + gigabytes * codec.decode_ms_per_mb) / server.servers
+            both = Join(2, partial(self._accept, worker, number, worker.step, worker.read[number]))
+            # The server takes the first while others are still on the wire, and the last after all of them.
+            first = partial(server.io.do, (worker.times - 1) * taken, both)
+            last = partial(server.io.do, taken, both)
+            go_on(self._carry(worker, server, worker.times * size, True, sent, first, last))
 
     def _answer(self, worker: _Client, number: int) -> None:
         piece, server, transport = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario.transport
@@ -157,13 +143,8 @@ class Servers(Exchange):
     def _carry(
         self, worker: _Client, server: _Hosts, size: float, is_push: bool, cost: float, first: Then, last: Then
     ) -> Process:
-        """Take a message of each of a group's workers to servers, or from them: not over a link where they are on the
-        same host.
-
-        Args:
-            size: bytes of all of them together.
-            cost: processor seconds of sending one.
-            first, last: called when the first of them has come, and the last.
+        """Take a message of each of a group's workers to servers, or from them: `size` bytes in all, whose sending
+        costs so many processor seconds each. Calls `first` when the first has come, and `last` after all.
         """
         clock, latency = self.clock, self.scenario.latency_s
         source, target = (worker.hosts, server) if is_push else (server, worker.hosts)

@@ -13,13 +13,7 @@ MOST_WORKERS = 4096
 
 
 class Measure(click.ParamType):
-    """A number with a unit, as a number of another one.
-
-    Args:
-        units: what one of each is.
-        most: of the result; it is above 0.
-        examples: for people.
-    """
+    """A number above 0 with one of these units, as a number of another one, of at most `most`."""
 
     def __init__(self, name: str, units: dict[str, float], most: float, examples: str) -> None:
         self.name, self.units, self.most, self.examples = name, units, most, examples

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 from hvdtrain.planning.engine import Clock, Process, Processors, Then, Wait, go_on
 from hvdtrain.planning.layout import Piece
-from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario, Slow
+from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario
 
 # Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
 LEAST_ROUND, ROUND_SHARES = 4, 100
@@ -18,18 +18,16 @@ MOST_STEPS = 100  # and ten times as many as all are to take: what others do no 
 
 
 class Exchange(ABC):
-    """What carries the gradients of a job away and brings fresh weights.
-
-    Args:
-        steps: that each worker takes after a first one; with local steps, rounds of them.
-        seed: of all that is drawn.
-        pieces: of the weights: each travels as one.
+    """What carries the gradients of a job away and brings fresh weights, for so many steps of each worker after a first
+    one; with local steps, rounds of them.
 
     Attributes:
-        pieces_of: the numbers of each layer's pieces.
+        pieces_of: the numbers of the pieces that each layer lies in.
+        ready_at: those of which it is the first layer: backward comes to that last.
         workers: in groups of those that do the same at the same time.
         left: groups of workers that have not yet taken enough steps; those that are faster take more.
         round: steps after which all wait for the last; 0: they never do.
+        shares: that are left in the round; the last was taken at `leased_s`.
         staleness_sum: over so many `pushes`.
     """
 
@@ -38,19 +36,17 @@ class Exchange(ABC):
         self.clock, self.random = Clock(), random.Random(seed)
         self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
         self.steps = math.inf if self.round else steps
-        # How many are left in the round, and when the last one was taken.
         self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
         self.staleness_sum = self.pushes = 0.0
-        self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
-        for number, piece in enumerate(pieces):
-            for layer in piece.layers:
-                self.pieces_of[layer].append(number)
+        layers = range(len(scenario.layers))
+        self.pieces_of = [[number for number, piece in enumerate(pieces) if layer in piece.layers] for layer in layers]
+        self.ready_at = [[n for n in self.pieces_of[layer] if layer == min(pieces[n].layers)] for layer in layers]
         self.workers: list[Worker] = []
         self.left = 0
 
     @abstractmethod
     def send(self, worker: "Worker", number: int) -> None:
-        """All gradients of a piece are there. `arrived` is called when fresh weights of it are."""
+        """All gradients of a piece are there; call `arrived` when its fresh weights are."""
 
     def takes_share(self, worker: "Worker") -> bool:
         """Whether there is another step for a group of workers."""
@@ -67,24 +63,15 @@ class Exchange(ABC):
             self.left = 0
 
     def gradient(self, worker: "Worker", layer: int) -> None:
-        """A layer's gradient is there."""
-        for number in self.pieces_of[layer]:
-            worker.lacking[number] -= 1
-            if not worker.lacking[number]:
-                worker.lacking[number] = len(self.pieces[number].layers)
-                for part in self.pieces[number].layers:
-                    worker.missing[part] += 1
-                self.send(worker, number)
-
-    def fresh(self, worker: "Worker", layer: int, then: Then) -> None:
-        """Call `then` when all pieces of a layer have fresh weights, which they have not yet."""
-        worker.awaited = layer, then
+        """A layer's gradient is there, as those of all layers behind it are."""
+        for number in self.ready_at[layer]:
+            worker.stale.add(number)
+            self.send(worker, number)
 
     def arrived(self, worker: "Worker", number: int) -> None:
         """A piece has fresh weights."""
-        for layer in self.pieces[number].layers:
-            worker.missing[layer] -= 1
-        if worker.awaited and not worker.missing[worker.awaited[0]]:
+        worker.stale.remove(number)
+        if worker.awaited and worker.stale.isdisjoint(self.pieces_of[worker.awaited[0]]):
             (_, then), worker.awaited = worker.awaited, None
             then()
 
@@ -117,19 +104,12 @@ class Exchange(ABC):
 
 
 class Worker:
-    """Workers that do the same at the same time.
-
-    Args:
-        cores: that they compute on, unless that is on GPUs.
-        times: how many.
-        factor: of their computing.
-        among: how many workers wait for the slowest of them, whose pace it is.
+    """So many workers that do the same at the same time, on these cores unless that is on GPUs.
 
     Attributes:
-        step: number of the current one.
-        pace: a factor of its computing.
-        missing: pieces of each layer that are not fresh.
-        lacking: layers whose gradients each piece waits for.
+        factor: of their computing; `pace` is that of a step.
+        among: how many workers wait for the slowest of them, whose pace it is.
+        stale: pieces whose fresh weights are under way.
         awaited: the layer that it waits for, and what goes on then.
         ends, waited: of each step, when it ended and how long it waited for weights.
     """
@@ -139,9 +119,8 @@ class Worker:
         self.times, self.factor, self.among = times, factor, among
         self.step, self.pace = 0, 1.0
         self.due, self.quantile = exchange.random.random(), exchange.random.random()  # slow steps; of jitter
-        self.slow_steps = expected_slow(self.scenario.slow, self.scenario.local_steps, among)
-        self.missing = [0] * len(self.scenario.layers)
-        self.lacking = [len(piece.layers) for piece in exchange.pieces]
+        self.slow_steps = expected_slow(self.scenario.slow.random_share, self.scenario.local_steps, among)
+        self.stale: set[int] = set()
         self.awaited: tuple[int, Then] | None = None
         self.ends: list[float] = []
         self.waited: list[float] = []
@@ -164,7 +143,7 @@ class Worker:
                     exchange.gradient(self, number)
             if not scenario.waits_for_layers:
                 yield from self._until_fresh(range(len(layers)))
-            if not (scenario.servers or scenario.waits_for_layers or scenario.is_sharded):
+            if not (scenario.servers or scenario.waits_for_layers or scenario.mode == "sharded"):
                 self.pace = 1.0
                 yield self.compute(scenario.optimizer_s)
             exchange.step_ended(self)
@@ -178,35 +157,36 @@ class Worker:
     def _until_fresh(self, layers: Iterable[int]) -> Process:
         began = self.exchange.clock.now
         for layer in layers:
-            if self.missing[layer]:
-                yield partial(self.exchange.fresh, self, layer)
+            if not self.stale.isdisjoint(self.exchange.pieces_of[layer]):
+                yield partial(self._await, layer)
         self.waited[-1] += self.exchange.clock.now - began
+
+    def _await(self, layer: int, then: Then) -> None:
+        self.awaited = layer, then
 
     def _begin_step(self) -> None:
         """Take the next pace. Jitter is lognormal. Both that and steps that are slow at random come evenly from a drawn
         beginning on, so that a few steps have their share of each.
         """
-        local = self.scenario.local_steps
+        local, slow = self.scenario.local_steps, self.scenario.slow
         self.step += 1
         self.waited.append(0.0)
         self.quantile = (self.quantile + GOLDEN) % 1
         normal = NormalDist().inv_cdf(min(max(self.quantile ** (1 / self.among), 1e-9), 1 - 1e-9))
         self.due += self.slow_steps
-        slow = min(local, math.floor(self.due))
-        self.due -= slow
-        share = 1 + (self.scenario.slow.random_factor - 1) * slow / local
-        self.pace = self.factor * math.exp(self.scenario.jitter / math.sqrt(local) * normal) * share
+        slow_steps = min(local, math.floor(self.due))
+        self.due -= slow_steps
+        slower = 1 + (slow.random_factor - 1) * slow_steps / local
+        self.pace = self.factor * math.exp(self.scenario.jitter / math.sqrt(local) * normal) * slower
 
 
-def expected_slow(slow: Slow, steps: int, workers: int) -> float:
+def expected_slow(share: float, steps: int, workers: int) -> float:
     """Of so many steps, those that are slow of the worker who has most of them: the mean of the largest of so many
     binomial numbers.
     """
-    share, remaining = slow.random_share, max(1e-12, 1 - slow.random_share)
-    found = share * steps if workers == 1 else 0.0
-    chance = below = remaining**steps
-    for number in range(steps if workers > 1 else 0):
-        found += 1 - below**workers
-        chance *= (steps - number) / (number + 1) * share / remaining
-        below = min(1.0, below + chance)
-    return found
+    if not share:
+        return 0.0
+    import numpy as np
+    from scipy.special import bdtr
+
+    return float(np.sum(1 - bdtr(np.arange(steps), steps, share) ** workers))

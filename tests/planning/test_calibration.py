@@ -16,7 +16,7 @@ from hvdtrain.planning.calibrate import transports
 from hvdtrain.planning.calibration import Calibration, LayerCost, Quantity
 from hvdtrain.planning.command import plan as command
 from hvdtrain.planning.layout import COARSE
-from hvdtrain.planning.probe import BLOCKS, LARGE, SMALL
+from hvdtrain.planning.probe import BLOCKS, LARGE, SMALL, Measured
 from hvdtrain.planning.scenario import Scenario
 from hvdtrain.runs.read import load_run
 
@@ -215,7 +215,7 @@ def test_a_sure_map_is_where_one_thing_decides(tmp_path):
     """At 1 Mbit/s one machine wins, at 10 Tbit/s on 16 hosts what is distributed; from 5 Mbit/s on with local steps."""
 
     def chance(workers, gbit, steps=1):
-        [place] = best.map_of(make(), ANY, ["allreduce", "ps-sync"], [workers], [gbit], [steps])
+        [place] = best.Contest(make(), ANY, ["allreduce", "ps-sync"]).map([workers], [gbit], [steps])
         return place["p_one_machine"]
 
     assert chance(4, 1e-3) == 1
@@ -245,12 +245,13 @@ def test_what_was_measured_apart_is_drawn_apart():
 
 def test_cheap_servers_are_bought_and_dear_ones_are_not():
     """Servers at a tenth of the price: a ring cannot have them, and for the same money there are more workers."""
-    cheap, place = best.splits(make(codecs={}), ANY, ["allreduce", "ps-sync"], 4, 1.0, 0.1)
+    contest = best.Contest(make(codecs={}), ANY, ["allreduce", "ps-sync"])
+    cheap = contest.splits(4, (1.0, 0.1))
     assert all(row["price"] <= 4.0 + 1e-9 for row in cheap)
     assert [row["samples_per_s"] for row in cheap] == sorted((r["samples_per_s"] for r in cheap), reverse=True)
     dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
     assert dedicated == [10]
-    assert place["basis"] == "price"
+    assert contest.place(4, (1.0, 0.1))["basis"] == "price"
 
 
 def test_costs_of_messages_from_measured_steps():
@@ -259,12 +260,9 @@ def test_costs_of_messages_from_measured_steps():
     message, per_gb, of_server = 1e-3, 0.5, 0.4
 
     def measured(messages, size):
-        worker = 0.01 + messages * message + 2 * size * per_gb
+        worker = messages * message + 2 * size * per_gb
         server = 2 * (messages * message + 2 * size * of_server)
-        return {
-            "alone": {"cpu_s": [0.01], "server_cpu_s": [0.0]},
-            "together": {"cpu_s": [worker] * 3, "server_cpu_s": [server] * 3},
-        }
+        return Measured([worker] * 3, [server] * 3)
 
     found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
     assert found["ps"]["message_us"].value == pytest.approx(1000, rel=0.01)
@@ -385,8 +383,3 @@ def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_p
     assert costs["local_share"].value == pytest.approx(0.5, rel=0.05)
     assert costs["send_s_per_gb"].value == pytest.approx(0.5, rel=0.05)
     assert costs["server_send_s_per_gb"].value == pytest.approx(0.4, rel=0.05)
-
-
-def test_the_path_of_a_calibration_is_in_the_refusal(tmp_path):
-    with pytest.raises(UsageError, match=r"there is no calibration .*gone\.json"):
-        calibration.load(Path(tmp_path / "gone.json"))

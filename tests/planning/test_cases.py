@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvdtrain import planning
+import hvdtrain
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import cases
 from hvdtrain.planning.command import plan as command
-from hvdtrain.planning.published import layers_of
 
-SHIPPED = sorted((Path(planning.__file__).parent / "cases").glob("*.toml"))
+SHIPPED = sorted((Path(hvdtrain.__file__).parent / "plan" / "cases").glob("*.toml"))
 TEXT = """
 title = "made up"
 source = "nowhere"
@@ -97,13 +96,13 @@ def test_a_wrong_case_is_a_line(tmp_path, old, new, words):
 
 
 def test_networks_by_name_have_their_published_sizes():
-    vgg16 = layers_of("vgg16")
-    assert sum(size for _, size, _ in vgg16) == pytest.approx(553.4, abs=0.1)
-    assert max(vgg16, key=lambda layer: layer[1])[1] == pytest.approx(411, abs=0.1)  # fc6
-    assert sum(share for _, _, share in vgg16) == pytest.approx(1)
-    assert sum(size for _, size, _ in layers_of("inception_v3")) == pytest.approx(95.3, abs=0.1)
+    vgg16 = cases.layers_of("vgg16")
+    assert sum(size for size, _ in vgg16) == pytest.approx(553.4, abs=0.1)
+    assert max(vgg16)[0] == pytest.approx(411, abs=0.1)  # fc6
+    assert sum(share for _, share in vgg16) == pytest.approx(1)
+    assert sum(size for size, _ in cases.layers_of("inception_v3")) == pytest.approx(95.3, abs=0.1)
     with pytest.raises(UsageError, match="unknown model 'vgg17'"):
-        layers_of("vgg17")
+        cases.layers_of("vgg17")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from planning.test_calibration import ANY, make
 from hvdtrain.comparing.reporting import report
 from hvdtrain.planning import predict
 from hvdtrain.planning.flips import flips
-from hvdtrain.planning.needs import MOST_GBIT, needs
+from hvdtrain.planning.predict import MOST_GBIT, needs
 from hvdtrain.runs.read import find_runs
 
 CHANCES = ("p_ring", "p_servers", "p_one_machine")
