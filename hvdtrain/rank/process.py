@@ -130,6 +130,10 @@ def _begin(config: RunConfig, world: World, folder: Path, job: str, resumes: boo
 def set_threads(threads: int, is_server: bool) -> None:
     """Set what torch reads when it is imported."""
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Before a thread of libgomp sleeps that waits for others it spins, 300,000 times by default: where other work
+        # has one of the cores, the thread that spins keeps the one that is waited for from the other.
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if not is_server:  # it has large tensors; a server has buckets, which huge pages would leave gaps between
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
