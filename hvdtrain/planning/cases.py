@@ -143,7 +143,7 @@ def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dic
         workers_per_host=per_host, placement=cell.placement, under_way_bytes=NO_WINDOW, softsync=False,
     )  # fmt: skip
     detail = FINE._replace(pieces=100 if job.in_lockstep else 40)
-    return cell.workers * case.model.batch_per_worker / simulate(job, 3, 0, detail).step_s
+    return cell.workers * case.model.batch_per_worker / simulate(job, 3, detail).step_s
 
 
 def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:

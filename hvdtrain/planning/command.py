@@ -75,6 +75,7 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--local-steps", type=Counts(), default="1", help="Of a worker, from an exchange to the next.")
 @click.option("--staleness", type=click.IntRange(0, 1000), default=2, help="Bound of ps-ssp.")
 @click.option("--slow", type=Stragglers(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Of what is drawn.")
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
 @click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")

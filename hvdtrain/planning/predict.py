@@ -31,9 +31,9 @@ Z_SURE = 1.282  # nine in ten of a normal distribution are less
 Row = dict[str, Any]
 
 
-def simulate(scenario: Scenario, steps: int = 0, seed: int = 0, detail: Detail = FINE) -> Outcome:
+def simulate(scenario: Scenario, steps: int = 0, detail: Detail = FINE) -> Outcome:
     """Simulate so many steps, or enough of them. The same arguments give the same outcome."""
-    of_mode = f"{seed} {scenario.mode}"  # what is slow at random in one mode is not in another
+    of_mode = f"{scenario.seed} {scenario.mode}"  # what is slow at random in one mode is not in another
     if not scenario.servers:
         enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS_RING
         return Ring(scenario, steps or enough, of_mode, detail).run()
@@ -139,9 +139,12 @@ def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Deta
     detail, middle_s = COARSE if asked.servers else FINE, step_s
     if asked.servers and known != COARSE:
         middle_s = simulate(calibration.scenario(asked), detail=COARSE).step_s
-    jobs = [calibration.scenario(asked, random.Random(f"0 {number}")) for number in range(DRAWS)]
-    drawn = [simulate(job, seed=seed, detail=detail).step_s for seed, job in enumerate(jobs, 1)]
-    return [step_s * drawn_s / middle_s for drawn_s in drawn]
+    draws = []
+    for number in range(DRAWS):
+        draw = random.Random(f"{asked.seed} {number}")
+        drawn = calibration.scenario(replace(asked, seed=asked.seed + 1 + number), draw)
+        draws.append(step_s * simulate(drawn, detail=detail).step_s / middle_s)
+    return draws
 
 
 def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:

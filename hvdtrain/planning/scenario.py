@@ -82,6 +82,7 @@ class Scenario:
         wait_for, shares: as modes.Mode has them; empty: as the mode does by default.
         local_steps: of each worker, from one exchange to the next.
         replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
+        seed: of what is drawn: links that are shared, who is slow at random, jitter.
         round_steps: after so many all wait for the last in ps-ssp and ps-async, as before an evaluation; 0: never.
     """
 
@@ -111,6 +112,7 @@ class Scenario:
     round_steps: int = 0
     under_way_bytes: int = 48 * MIB
     slow: Slow = Slow()
+    seed: int = 0
 
     @property
     def in_lockstep(self) -> bool:
