@@ -1,10 +1,21 @@
-"""The one console: rich's, which shows text from anybody's folder as it is."""
+"""The one console: rich's, which shows text from anybody's folder as it is; and the progress bars of long work."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 import rich.console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.segment import Segment
 
 from hvdtrain.formatting import printable
@@ -22,3 +33,44 @@ class Console(rich.console.Console):
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def bar(console: Console, *columns: ProgressColumn) -> Progress:
+    """The one look of hvdtrain's progress bars; columns: what is shown of how much is done, by default its number."""
+    done = columns or (MofNCompleteColumn(),)
+    return Progress(TextColumn("{task.description}"), BarColumn(), *done, TimeRemainingColumn(), console=console)
+
+
+@contextmanager
+def bytes_bar(what: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """Bytes of so many, with rate and time left: on a terminal a bar, elsewhere a line for each quarter."""
+    with _bar(what, "bytes", total, done, DownloadColumn(), TransferSpeedColumn()) as show:
+        yield lambda now: show(now, total)
+
+
+@contextmanager
+def count_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """(done, total) of images, with the time left: on a terminal a bar, elsewhere a line for each quarter."""
+    with _bar(what, "images", None, 0) as show:
+        yield show
+
+
+@contextmanager
+def _bar(
+    what: str, unit: str, total: int | None, done: int, *columns: ProgressColumn
+) -> Iterator[Callable[[int, int], None]]:
+    console = Console(stderr=True, soft_wrap=True)
+    if console.is_terminal:
+        with bar(console, *columns) as progress:
+            task = progress.add_task(what, total=total, completed=done)
+            yield lambda now, total: progress.update(task, completed=now, total=total)
+        return
+    quarters = 4 * done // total if total else 0
+
+    def line(now: int, total: int) -> None:
+        nonlocal quarters
+        if 4 * now // total > quarters:
+            quarters = 4 * now // total
+            console.print(f"{what}: {now:,} of {total:,} {unit}")
+
+    yield line

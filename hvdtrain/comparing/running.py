@@ -91,8 +91,7 @@ class Comparison:
             secrets: variables for every rank that no command line may show.
             until_sure: end with the repeat after which the answer is known.
         """
-        from hvdtrain.console import Console
-        from hvdtrain.progress_bars import bar
+        from hvdtrain.console import Console, bar
 
         self.console, self.secrets = Console(soft_wrap=not sys.stdout.isatty()), secrets
         self.record.save()

@@ -28,7 +28,7 @@ def without_bad(folder: ImageFolder) -> ImageFolder:
         try:
             bad = json.loads(known.read_text())
         except (OSError, ValueError):  # nobody has looked yet, or not to the end
-            from hvdtrain.progress_bars import count_bar  # with rich
+            from hvdtrain.console import count_bar  # with rich
 
             with count_bar("looking") as progress:
                 looked_at = on_all_cores(digest_or_problem, paths, len(paths), progress)

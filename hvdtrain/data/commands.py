@@ -117,7 +117,7 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
     if archive and source:
         raise UsageError("--archive and --source exclude each other: give one")
     given = {option: value for option, value in options.items() if value is not None}
-    from hvdtrain.progress_bars import count_bar
+    from hvdtrain.console import count_bar
 
     with count_bar(name) as progress:
         folder = scan(build(name, out, force=force, progress=progress, images_from=archive or source, **given))
@@ -152,9 +152,8 @@ def check_(dataset: str) -> None:
     """
     from rich.table import Table
 
-    from hvdtrain.console import Console
+    from hvdtrain.console import Console, count_bar
     from hvdtrain.data.check import check
-    from hvdtrain.progress_bars import count_bar
 
     images = _images(dataset)
     with count_bar("checking") as progress:
@@ -212,8 +211,8 @@ def pack_(dataset: str, url: str, shard_mb: int, force: bool) -> None:
     `train --shuffle-block` with the number of images in a row group reads few of these at a time, and gives the same
     order from SET too.
     """
+    from hvdtrain.console import count_bar
     from hvdtrain.data.packing import pack
-    from hvdtrain.progress_bars import count_bar
 
     images = _images(dataset)
     with count_bar("packing") as progress:

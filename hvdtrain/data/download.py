@@ -6,10 +6,10 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
+from hvdtrain.console import bytes_bar
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
-from hvdtrain.progress_bars import bytes_bar
 
 CHUNK = 2**20
 TIMEOUT_S = 60.0

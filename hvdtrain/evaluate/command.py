@@ -69,7 +69,7 @@ def evaluate(run: Path, dataset: str, model: str, trust_model: bool, split: str,
     with importing():
         from hvdtrain.evaluate.predictions import predict  # imports torch
         from hvdtrain.models.own import code_hash
-    from hvdtrain.progress_bars import count_bar
+    from hvdtrain.console import count_bar
     from hvdtrain.runs.schema import Manifest, find
 
     manifest = find(run, Manifest)

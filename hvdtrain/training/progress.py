@@ -6,8 +6,7 @@ from typing import Any, TextIO
 
 from rich.progress import Progress, TaskID
 
-from hvdtrain.console import Console
-from hvdtrain.progress_bars import bar
+from hvdtrain.console import Console, bar
 
 
 class TrainingProgress:

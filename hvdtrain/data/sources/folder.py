@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+from hvdtrain.console import count_bar
 from hvdtrain.data.archive import Tree
 from hvdtrain.data.image import digest_or_problem
 from hvdtrain.data.recipe import Recipe
@@ -16,7 +17,6 @@ from hvdtrain.data.sources._class_folders import in_class_folders
 from hvdtrain.data.storage import on_all_cores
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.formatting import some_of
-from hvdtrain.progress_bars import count_bar
 
 
 def open_source(recipe: Recipe, images_from: Path | None) -> Source:
