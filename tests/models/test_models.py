@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torchvision
 from helpers.processes import run_python
 from helpers.servers import serving
 from safetensors.torch import save_file
@@ -39,6 +38,8 @@ def shapes(model):
 
 @pytest.mark.parametrize("name", vgg.PUBLISHED)
 def test_width_1_is_torchvisions_model_by_name_and_shape(name):
+    import torchvision  # and with it torch's compiler, which takes 2 s
+
     with torch.device("meta"):
         ours, theirs = make(name, 10), getattr(torchvision.models, name)(num_classes=10)
     assert shapes(ours) == shapes(theirs)

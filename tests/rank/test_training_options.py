@@ -119,8 +119,8 @@ def test_the_learning_rate_steps_down_by_epoch():
 
 
 def test_the_learning_rate_by_itself_does_not_hang_on_how_many_steps_there_will_be():
-    for steps in (20, 99):
-        rates = [lr_at(RunConfig(lr=0.1, steps=steps), step, 1, steps) for step in (1, 5, 50, 60)]
+    for length in (20, 99):
+        rates = [lr_at(RunConfig(lr=0.1, steps=length), step, 1, length) for step in (1, 5, 50, 60)]
         assert rates == pytest.approx([0.002, 0.01, 0.1, 0.1])
 
 
