@@ -8,10 +8,10 @@ from helpers.jobs import hvdtrain, started, steps, until
 from helpers.launched import Launched
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
-EPOCH, TAKEN, BATCH = 8, 96, 12
-SMALL = ["--dataset", "few", "--width", 0.0625, "--threads", 1, "--batch-size", BATCH]
+EPOCH, TAKEN, BATCH = 45, 135, 32
+SMALL = ["--width", 0.0625, "--threads", 1, "--batch-size", BATCH]
 JOB = [*SMALL, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.02]
-SLOW = ["--slow", "all:8x"]  # so that it still trains when one has joined
+SLOW = ["--slow", "all:3x"]  # so that it still trains when one has joined
 
 
 def losses(run, after):
@@ -85,7 +85,7 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
 
 
 def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_path):
-    out, options = tmp_path / "run", ["--mode", "ddp", *SMALL, "--epochs", 1000]
+    out, options = tmp_path / "run", ["--mode", "ddp", *SMALL, *SLOW, "--epochs", 1000, "--dataset", "few"]
     with Launched(out, "local", 2, 0, *options, place=["--elastic", "--respawn"], forked=True) as job:
         job.wait_for_steps(20)
         job.ranks()[1].kill()
