@@ -10,7 +10,7 @@ from helpers.launched import Launched
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
 EPOCH, TAKEN, BATCH = 45, 135, 32
 SMALL = ["--width", 0.0625, "--threads", 1, "--batch-size", BATCH]
-JOB = [*SMALL, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.02]
+JOB = [*SMALL, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.02, "--schedule", "constant"]
 SLOW = ["--slow", "all:3x"]  # so that it still trains when one has joined
 
 
