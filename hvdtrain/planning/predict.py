@@ -119,7 +119,7 @@ def _draws(calibration: Calibration, asked: Scenario, seed: int, step_s: float, 
 
     Of jobs with servers coarser ones are drawn: only the ratio to such a simulation at the medians is used.
     """
-    detail = COARSE if asked.servers else FINE
+    detail = min(known, COARSE) if asked.servers else FINE
     middle_s = step_s
     if asked.servers and known != detail:
         middle_s = simulate(calibration.scenario(asked), seed=seed, detail=detail).step_s
