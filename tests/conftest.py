@@ -38,21 +38,16 @@ sys.dont_write_bytecode = False
 
 def pytest_collection_modifyitems(items):
     """What may take longest begins first, or nothing else would be left to do beside it: tests of a group add up."""
+
+    def marked(item, name, otherwise):
+        marker = item.get_closest_marker(name)
+        return marker.args[0] if marker else otherwise
+
     limits = Counter()
-
-    def group(item):
-        marked = item.get_closest_marker("xdist_group")
-        return marked.args[0] if marked else item.nodeid
-
     for item in items:
-        marked = item.get_closest_marker("timeout")
-        limits[group(item)] += marked.args[0] if marked else 0
-    items.sort(key=lambda item: limits[group(item)], reverse=True)
-
-
-def pytest_collection_finish():
-    """To look through all that imports have made takes 0.2 s each time, and nothing of it is garbage."""
-    gc.freeze()
+        limits[marked(item, "xdist_group", item.nodeid)] += marked(item, "timeout", 0)
+    items.sort(key=lambda item: limits[marked(item, "xdist_group", item.nodeid)], reverse=True)
+    gc.freeze()  # to look for garbage among what imports have made takes 0.2 s each time
 
 
 @pytest.fixture(scope="session", autouse=True)

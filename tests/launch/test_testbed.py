@@ -292,8 +292,8 @@ def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
 
 def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path):
     out = tmp_path / "compare"
-    words = ["compare", "-H", "node1:1,node2:1", "--modes", "single,allreduce", *TINY, "--out", out]
-    done = forked(*words, first=forks_first())
+    words = ["-H", "node1:1,node2:1", "--modes", "single,allreduce", *TINY, "--out", out]
+    done = forked("compare", *words, first=forks_first())
     assert done.returncode == 0, done.stdout
     hosts = {path.parent.name: list(json.loads(path.read_text())["hosts"]) for path in out.glob("runs/*/manifest.json")}
     assert hosts == {"single-w1-r1": ["node1"], "allreduce-w2-r1": ["node1", "node2"]}

@@ -262,9 +262,8 @@ def test_cosine_by_hand():
     assert rates == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)])
 
 
-def test_the_rate_is_constant_if_asked_or_if_steps_may_be_added_or_if_nobody_knows_the_last_step():
+def test_the_rate_is_constant_if_asked_or_if_nobody_knows_the_last_step():
     assert [lr_at(RunConfig(lr=2.0, schedule="constant"), step, 1, 4) for step in (1, 4)] == [2.0, 2.0]
-    assert [lr_at(RunConfig(lr=2.0, steps=99), step, 1, 99) for step in (50, 99)] == [2.0, 2.0]
     assert lr_at(RunConfig(lr=2.0, schedule="cosine", steps=4), 4, 1, 4) < 1
     assert [lr_at(RunConfig(lr=2.0), step, 1, None) for step in (1, 10**6)] == [2.0, 2.0]
 
