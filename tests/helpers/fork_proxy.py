@@ -14,7 +14,7 @@ import struct
 import sys
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-NAMESPACES = ("user", "net", "mnt")  # in the order in which they are entered
+NAMESPACES = ("user", "net", "uts", "mnt")  # in the order in which they are entered
 LENGTH, NUMBER = struct.Struct("!Q"), struct.Struct("!i")
 
 
@@ -60,7 +60,9 @@ def fork_ranks(place: str) -> None:
     expand = prepare.expand
 
     def through_proxies(launcher, spec):
-        return expand(launcher, replace(spec, program=through_proxy(place, spec.program)))
+        at = spec.program.index("-Pm") - 1  # what a scheduler starts begins with `env` and variables
+        program = [*spec.program[:at], *through_proxy(place, spec.program[at:])]
+        return expand(launcher, replace(spec, program=program))
 
     prepare.expand = through_proxies
 

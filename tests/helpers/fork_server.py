@@ -113,9 +113,9 @@ def _become_rank(request: dict, handles: list[int]) -> NoReturn:
     """Be where the client is, as it was called, and run its program."""
     os.setsid()
     die_with_parent(signal.SIGKILL)
-    *outputs, user, network, mounts = handles
+    outputs, namespaces = handles[:3], handles[3:]
     libc = ctypes.CDLL(None, use_errno=True)
-    for kind, handle in zip(NAMESPACES, (user, network, mounts), strict=True):
+    for kind, handle in zip(NAMESPACES, namespaces, strict=True):
         if os.fstat(handle).st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino and libc.setns(handle, 0):
             print(f"hvdtrain: cannot enter the job's {kind} namespace", file=sys.stderr, flush=True)
             os._exit(1)

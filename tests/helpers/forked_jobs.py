@@ -19,13 +19,13 @@ TESTS = str(Path(__file__).parent.parent)
 
 def forks_first() -> str:
     """What a forked command runs first, so that the ranks of its jobs are forked too."""
-    return f"from helpers.fork_proxy import fork_ranks; fork_ranks({fork_server()!r})\n"
+    path = f"import sys; sys.path.append({TESTS!r}); "
+    return f"{path}from helpers.fork_proxy import fork_ranks; fork_ranks({fork_server()!r})\n"
 
 
 def forked_hvdtrain() -> list[str]:
     """The command `hvdtrain`; the ranks of its jobs on this machine are forked."""
-    code = f"import sys; sys.path.append({TESTS!r}); {forks_first()}from hvdtrain.cli import main; main()"
-    return [sys.executable, "-Pc", code]
+    return [sys.executable, "-Pc", f"{forks_first()}from hvdtrain.cli import main; main()"]
 
 
 def fork_ranks_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
 from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 from helpers.recipes import script
@@ -138,9 +139,9 @@ def changed(text, values):
 
 
 def submit(grid_engine, out, workers, servers, *options, place=()):
-    words = [HVDTRAIN, "launch", "--launcher", "sge", "-n", str(workers), "-s", str(servers), "--out", str(out)]
-    words += ["--network-interface", testbed.INTERFACE, *place, "--", *options, "--width", "0.0625", "--threads", "1"]
-    done = grid_engine(*words, cwd=out.parent)
+    words = ["launch", "--launcher", "sge", "-n", str(workers), "-s", str(servers), "--out", str(out), *place]
+    words += ["--network-interface", testbed.INTERFACE, "--", *options, "--width", "0.0625", "--threads", "1"]
+    done = grid_engine(*forked_hvdtrain(), *words, cwd=out.parent)
     assert done.returncode == 0 and done.stdout.strip().isdigit(), done.stdout
     return done.stdout.strip()
 

@@ -44,7 +44,7 @@ def ranks(job):
 def test_a_ring_goes_on_without_a_worker_on_a_ray_of_its_own_of_which_nothing_is_left(tmp_path):
     out = tmp_path / "run"
     options = [*TINY[:-2], "--mode", "ddp", "--steps", "100", "--batch-size", "30"]
-    with Launched(out, "ray", 3, 0, *options, place=["--elastic"]) as job:
+    with Launched(out, "ray", 3, 0, *options, place=["--elastic"], forked=True) as job:
         job.wait_for_steps()
         ranks(job)[2].kill()
         printed, _ = job.process.communicate(timeout=120)

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
 from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 
@@ -120,8 +121,9 @@ def output(env, *words):
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=30).stdout.strip()
 
 
-def submit(env, out, workers, servers, *options, place=(), recipe="slurm"):
-    words = [HVDTRAIN, "launch", "--launcher", str(recipe), "-n", str(workers), "-s", str(servers), "--out", str(out)]
+def submit(env, out, workers, servers, *options, place=(), recipe="slurm", forked=True):
+    program = forked_hvdtrain() if forked else [HVDTRAIN]
+    words = [*program, "launch", "--launcher", str(recipe), "-n", str(workers), "-s", str(servers), "--out", str(out)]
     words += place
     done = subprocess.run([*words, "--", *options, *TINY], **SETTINGS | {"env": env}, timeout=60, cwd=out.parent)
     assert done.returncode == 0, done.stdout
@@ -205,7 +207,7 @@ def test_the_recipe_of_a_site_runs(slurm, tmp_path):
     container.write_text('#!/bin/sh\necho "$1 in $4 with $MODULES"; shift 4; exec "$@"\n')
     container.chmod(0o755)
     env = slurm | {"PATH": f"{container.parent}:{slurm['PATH']}", "BASH_FUNC_module%%": "() { export MODULES=$2; }"}
-    job = submit(env, tmp_path / "run", 2, 0, "--mode", "ddp", "--steps", "2", recipe=site)
+    job = submit(env, tmp_path / "run", 2, 0, "--mode", "ddp", "--steps", "2", recipe=site, forked=False)
     until(lambda: not output(slurm, "squeue", "-h", "-j", job), 100)
     log = (tmp_path / "run.launch" / f"slurm-{job}.log").read_text()
     assert log.count("exec in images/hvdtrain.sif with openmpi") == 2 and (tmp_path / "run" / "summary.json").exists()
@@ -259,7 +261,7 @@ def test_a_comparison_runs_inside_an_allocation(slurm, tmp_path):
     """Its threads are those of the allocation, and runs follow each other as steps of one job."""
     out = tmp_path / "c"
     words = ["compare", "--launcher", "srun", "--modes", "single,ddp", *TINY, "--steps", "4", "--out", str(out)]
-    command = ["salloc", "--quiet", "--ntasks=2", HVDTRAIN, *words]
+    command = ["salloc", "--quiet", "--ntasks=2", *forked_hvdtrain(), *words]
     done = subprocess.run(command, **SETTINGS | {"env": slurm}, timeout=150, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     host = socket.gethostname()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers.forked_jobs import forks_first
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, until
 from helpers.jobs import hvdtrain as forked
 from helpers.launched import TOKEN, Launched, command_line
@@ -200,7 +201,8 @@ def test_an_mpijobs_launcher_starts_a_rank_in_each_pod(nodes, tmp_path):
 def test_a_job_interrupted_twice_leaves_nothing_running_on_any_host_and_told_no_token(launcher, nodes, tmp_path):
     options = ["--mode", "ps-async", *TINY[:4], "--epochs", "1000"]
     place, env = ["-H", "node1:1,node2:1"], {"AWS_SECRET_ACCESS_KEY": TOKEN}
-    with Launched(tmp_path / "run", launcher, 1, 1, *options, place=place, env=env) as job:
+    is_forked = launcher == "mpi"  # its daemon ends ranks; those of ssh see that their connection is gone
+    with Launched(tmp_path / "run", launcher, 1, 1, *options, place=place, env=env, forked=is_forked) as job:
         job.wait_for_steps()
         assert sorted(ranks()) == [0, 1]
         here = [command_line(process.pid) for process in job.family]
@@ -216,7 +218,8 @@ def test_a_job_interrupted_twice_leaves_nothing_running_on_any_host_and_told_no_
 @pytest.mark.parametrize("how", ["a killed rank", "a dropped connection", "stop"])
 def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
     options, place = ["--mode", "allreduce", *TINY[:4], "--epochs", "1000"], ["-H", "node1:1,node2:1"]
-    with Launched(tmp_path / "run", launcher, 2, 0, *options, place=place) as job:
+    is_forked = launcher == "mpi" or how == "stop"
+    with Launched(tmp_path / "run", launcher, 2, 0, *options, place=place, forked=is_forked) as job:
         job.wait_for_steps()
         if how == "stop":
             stopped = hvdtrain("stop", job.out)
@@ -289,7 +292,8 @@ def test_what_is_wrong_with_hosts_is_one_line_for_each(nodes, tmp_path):
 
 def test_a_comparison_over_hosts_says_that_it_crossed_a_network(nodes, tmp_path):
     out = tmp_path / "compare"
-    done = forked("compare", "-H", "node1:1,node2:1", "--modes", "single,allreduce", *TINY, "--out", out)
+    words = ["-H", "node1:1,node2:1", "--modes", "single,allreduce", *TINY, "--out", out]
+    done = forked("compare", *words, first=forks_first())
     assert done.returncode == 0, done.stdout
     hosts = {path.parent.name: list(json.loads(path.read_text())["hosts"]) for path in out.glob("runs/*/manifest.json")}
     assert hosts == {"single-w1-r1": ["node1"], "allreduce-w2-r1": ["node1", "node2"]}

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torchvision
 from helpers.processes import run_python
 from helpers.servers import serving
 from safetensors.torch import save_file
@@ -39,6 +38,8 @@ def shapes(model):
 
 @pytest.mark.parametrize("name", vgg.PUBLISHED)
 def test_width_1_is_torchvisions_model_by_name_and_shape(name):
+    import torchvision  # and with it torch's compiler, which takes 2 s
+
     with torch.device("meta"):
         ours, theirs = make(name, 10), getattr(torchvision.models, name)(num_classes=10)
     assert shapes(ours) == shapes(theirs)
@@ -261,9 +262,8 @@ def test_cosine_by_hand():
     assert rates == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)])
 
 
-def test_the_rate_is_constant_if_asked_or_if_steps_may_be_added_or_if_nobody_knows_the_last_step():
+def test_the_rate_is_constant_if_asked_or_if_nobody_knows_the_last_step():
     assert [lr_at(RunConfig(lr=2.0, schedule="constant"), step, 1, 4) for step in (1, 4)] == [2.0, 2.0]
-    assert [lr_at(RunConfig(lr=2.0, steps=4), step, 1, 4) for step in (1, 4)] == [2.0, 2.0]
     assert lr_at(RunConfig(lr=2.0, schedule="cosine", steps=4), 4, 1, 4) < 1
     assert [lr_at(RunConfig(lr=2.0), step, 1, None) for step in (1, 10**6)] == [2.0, 2.0]
 

@@ -7,9 +7,11 @@ import pytest
 from helpers.jobs import hvdtrain, started, steps, until
 from helpers.launched import Launched
 
-pytestmark = pytest.mark.timeout(180)
-EPOCH, TAKEN, BATCH = 45, 225, 32
-JOB = ["--width", 0.0625, "--threads", 1, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.02]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
+EPOCH, TAKEN, BATCH = 45, 135, 32
+SMALL = ["--width", 0.0625, "--threads", 1, "--batch-size", BATCH]
+JOB = [*SMALL, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.02, "--schedule", "constant"]
+SLOW = ["--slow", "all:3x"]  # so that it still trains when one has joined
 
 
 def losses(run, after):
@@ -43,7 +45,7 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
 ):
     """In ddp it leaves at SIGTERM, alone."""
     out = tmp_path / "run"
-    with Launched(out, "local", 3, 0, "--mode", mode, *JOB, place=["--elastic"], forked=True) as job:
+    with Launched(out, "local", 3, 0, "--mode", mode, *JOB, *SLOW, place=["--elastic"], forked=True) as job:
         job.wait_for_steps(20)
         begun = job.ranks()
         begun.pop(killed).kill()
@@ -83,7 +85,7 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
 
 
 def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_path):
-    out, options = tmp_path / "run", ["--mode", "ddp", *JOB[:4], "--epochs", 1000]
+    out, options = tmp_path / "run", ["--mode", "ddp", *SMALL, *SLOW, "--epochs", 1000, "--dataset", "few"]
     with Launched(out, "local", 2, 0, *options, place=["--elastic", "--respawn"], forked=True) as job:
         job.wait_for_steps(20)
         job.ranks()[1].kill()

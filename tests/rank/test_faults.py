@@ -32,7 +32,8 @@ def save_file(*_):
     raise snapshot.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 snapshot.save_file = save_file
 """
-    done = hvdtrain("train", *JOB, "--dataset", "synthetic", "--out", tmp_path / "run", first=first)
+    noise = ["--dataset", "synthetic", "--image-size", "32"]
+    done = hvdtrain("train", *JOB, *noise, "--out", tmp_path / "run", first=first)
     place = tmp_path / "run" / "snapshots" / "final.safetensors"
     told = f"rank 0 failed: No space left on device: make room on the disk of {place} (see "
     assert done.returncode == 1 and told in done.stdout, done.stdout

@@ -268,7 +268,7 @@ def test_pictures_are_written_on_request(tmp_path):
     assert set(pictures) == PLOTS and set(pictures.values()) == {b"\x89PNG"}
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write pictures to --png"):
-        invoke(root, "--png", tmp_path / "file" / "below")
+        invoke(write(tmp_path), "--png", tmp_path / "file" / "below")
 
 
 def test_the_page_begins_with_the_answer_and_folds_away_what_it_rests_on(written):

@@ -279,19 +279,17 @@ def test_a_snapshot_that_could_not_be_saved_is_not_said_to_be(tmp_path):
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
     """With what its last snapshot has, or, where there is none yet, from the beginning."""
-    out, job = tmp_path / "run", [HVDTRAIN, "train", *SMALL, "--steps", "3000"]
+    out = tmp_path / "run"
+    options = [*SMALL, "--steps", "3000", "--resume", "--out", str(out)]
     for every, ready, printed in (
         ("10m", "metrics.rank0.jsonl", "nothing had been saved: `hvdtrain train --resume --out {}` begins it again"),
         ("epoch", "snapshots/step-????????", "`hvdtrain train --resume --out {}` goes on after step"),
     ):
-        train = subprocess.Popen([*job, "--snapshot-every", every, "--resume", "--out", str(out)], **SETTINGS)
-        try:
+        with started("forked", 1, *options, "--snapshot-every", every) as job:
             until(lambda ready=ready: any(out.glob(ready)))
-            train.send_signal(signal.SIGINT)
-            said, _ = train.communicate(timeout=60)
-        finally:
-            finish(train)
-        assert train.returncode == 130 and f"hvdtrain: interrupted: {printed.format(out)}" in said, said
+            job.send_signal(signal.SIGINT)
+            said, _ = job.communicate(timeout=60)
+        assert job.returncode == 130 and f"hvdtrain: interrupted: {printed.format(out)}" in said, said
 
 
 def test_a_usage_error_is_not_tried_again(tmp_path):

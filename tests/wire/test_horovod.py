@@ -1,11 +1,11 @@
 """Joining Horovod where its own starter did not start the ranks."""
 
 import json
-import subprocess
 import time
 
 import pytest
-from helpers.jobs import HVDTRAIN, JOB, hvdtrain
+from helpers.forked_jobs import forks_first
+from helpers.jobs import JOB, hvdtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,8 +76,8 @@ def test_what_is_done_first_is_taken_first(monkeypatch):
 @pytest.mark.timeout(120)
 def test_ranks_of_mpirun_take_gloo_where_they_are_asked_to(tmp_path):
     words = ["launch", "-n", "2", "--out", str(tmp_path / "run"), "--", *JOB, "--ring-transport", "gloo"]
-    done = subprocess.run([HVDTRAIN, *words], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = hvdtrain(*words, first=forks_first())
+    assert done.returncode == 0, done.stdout
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert (manifest["starter"], manifest["workers"], manifest["backend"]) == ("mpirun", 2, "horovod-gloo")
 
