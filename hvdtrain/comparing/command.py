@@ -46,9 +46,13 @@ PRESETS = "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
     """The preset's options are defaults: what stands on the command line wins."""
     if name:
-        is_file = name.endswith(".toml")
-        ctx.default_map = _tuned_options(Path(name)) if is_file else recipes.load("presets", name)["options"]
+        ctx.default_map = _tuned_options(Path(name)) if _is_file(name) else recipes.load("presets", name)["options"]
     return name
+
+
+def _is_file(preset: str) -> bool:
+    """Whether it is a user's, such as --tune leaves, and no name."""
+    return preset.endswith(".toml")
 
 
 def _tuned_options(file: Path) -> dict[str, Any]:
@@ -156,7 +160,7 @@ def compare(
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
     cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
-    if preset.endswith(".toml"):
+    if _is_file(preset):
         for model in axes.options["model"]:
             named = {"model": model, "dataset": config.dataset}
             check_trusted(named, given_options(ctx, named), False, Path(preset))
@@ -192,7 +196,7 @@ def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins
         raise
     if find_finished(folder):
         # Where the preset has a table of its authors' figures, that stands beside.
-        has_table = preset and not preset.endswith(".toml") and "table" in recipes.load("presets", preset)
+        has_table = preset and not _is_file(preset) and "table" in recipes.load("presets", preset)
         content = print_report(find_runs([folder]), preset if has_table else "", margins)
         draw_report(content, folder, folded=told(folder))
     if failed:
