@@ -86,7 +86,8 @@ def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
     made = Calibration(
         {"name": manifest.model or ""}, max(1, manifest.global_batch // kind.workers), (layer,) * LAYERS,
         other_ms, OPTIMIZER_MS_PER_MB, dict.fromkeys(TRANSPORTS, UNKNOWN),
-        cores_per_host=manifest.hardware.cores_usable or 1.0, threads_per_worker=manifest.threads_per_worker or 1,
+        cores_per_host=max(0.01, manifest.hardware.cores_usable or 1.0),
+        threads_per_worker=manifest.threads_per_worker or 1,
         device="cuda" if (manifest.device or "").startswith("cuda") else "cpu", most_workers=kind.workers,
     )  # fmt: skip
     is_local = len(manifest.hosts) <= 1
