@@ -27,7 +27,6 @@ FIGURES = {
 MODEL_ERROR = 0.1  # see README.md, "Checked on hosts of one machine"
 OF_MORE_CORES = (0.85, 0.5, 1.0)  # of what other cores could add to a worker's speed, what they do, unless measured
 Z90 = 1.645  # of 90 % of a normal distribution
-LEAST_RATE = 1e-3  # that something is divided by
 _MOST_SPREAD = 0.5  # standard deviation of the logarithm of a figure
 Figure = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -113,8 +112,8 @@ class Calibration:
             if missing := [key for key in keys if key not in figures and key not in OPTIONAL]:
                 raise ValueError(f"{name} has no {missing[0]}")
         rates = [self.machine_speedup, *(costs.get("efficiency") for costs in self.transports.values())]
-        if any(rate and rate.value < LEAST_RATE for rate in rates):
-            raise ValueError(f"efficiency and machine_speedup have to be at least {LEAST_RATE:g}")
+        if any(rate and rate.value < 1e-3 for rate in rates):
+            raise ValueError("efficiency and machine_speedup have to be at least 0.001")
 
     def slower(self, factor: float) -> "Calibration":
         """The same, but that all computing takes so many times as long."""
