@@ -155,7 +155,8 @@ def _done(command: click.Command, options: Mapping[str, Any], arguments: Sequenc
 
 def _words(command: click.Command, name: str, value: Any) -> list[str]:
     """An option as it is on the command line; none where it is None."""
-    params = {param.name or "": param for param in command.params if isinstance(param, click.Option)}
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    params = {word.lstrip("-").replace("-", "_"): param for param in options for word in param.opts if "--" in word}
     if name not in params:
         raise unknown("option", name, sorted(params))
     flag, *_ = sorted(params[name].opts, key=len, reverse=True)

@@ -1,6 +1,7 @@
 """hvdtrain from Python: README's example, in a thread as in a notebook, and what is wrong as an exception."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -64,6 +65,8 @@ def test_readmes_example_runs_in_a_thread(tmp_path):
         (lambda: hv.read("nowhere"), "there is no folder nowhere"),
         (lambda: hv.explain("nowhere"), "there is no folder nowhere"),
         (lambda: hv.plan("cal.json"), "there is no calibration cal.json"),
+        (lambda: hv.plan("cal.json", modes=["allreduce"], bandwidth="fast"), "'fast' is not a bandwidth"),
+        (lambda: hv.plan("cal.json", price_host=math.nan), "'nan' is not a number"),
     ],
 )
 def test_what_is_wrong_is_an_exception_with_the_commands_sentence(call, says, tmp_path, monkeypatch):

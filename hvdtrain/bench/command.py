@@ -17,7 +17,7 @@ from hvdtrain import modes
 from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import EQUAL, FileToWrite, ServerNumber, Several
+from hvdtrain.config.option_types import EQUAL, FileToWrite, Real, ServerNumber, Several
 from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
@@ -82,7 +82,7 @@ class Size(click.ParamType):
     help="When hvdtrain's servers apply a push.",
 )  # fmt: skip
 @click.option(
-    "--bucket-mb", type=click.FloatRange(2**-4, 32), default=RunConfig.bucket_mb, show_default=True,
+    "--bucket-mb", type=Real(2**-4, 32), default=RunConfig.bucket_mb, show_default=True,
     help="MiB of the vector that travel as one message to or from hvdtrain's servers.",
 )  # fmt: skip
 @host_options

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hvdtrain.config.option_types import FileToWrite, Folder
+from hvdtrain.config.option_types import FileToWrite, Folder, Real
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ def margin_options(command: _Command) -> _Command:
     """The options that say what the answer counts as a difference."""
     for option in (
         click.option(
-            "--accuracy-margin", type=click.FloatRange(0, 1, min_open=True), default=0.01, show_default=True,
+            "--accuracy-margin", type=Real(0, 1, min_open=True), default=0.01, show_default=True,
             help="What is faster is no answer unless its validation accuracy is shown to be within this of its "
             "opponent's.",
         ),
         click.option(
-            "--margin", type=click.FloatRange(0, 1), default=0.05, show_default=True,
+            "--margin", type=Real(0, 1), default=0.05, show_default=True,
             help="By which share something has to be faster to be the answer; a lead that is less does not matter.",
         ),
     ):  # fmt: skip

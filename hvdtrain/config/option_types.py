@@ -1,5 +1,6 @@
 """What values of command-line options look like, and options that are fields of a dataclass."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -26,6 +27,14 @@ class Duration(click.ParamType):
         if not 0 < seconds <= LONGEST_S:
             self.fail(f"'{value}' is not a duration such as 90s, 30m or 2h", param, ctx)
         return seconds
+
+
+class Real(click.FloatRange):
+    """A number of a range; click takes nan to be in any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        return self.fail(f"'{value}' is not a number", param, ctx) if math.isnan(number) else number
 
 
 class FileToWrite(click.Path):

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hvdtrain.config import recipes
-from hvdtrain.config.option_types import Folder
+from hvdtrain.config.option_types import Folder, Real
 from hvdtrain.data.build import build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, ImageFolder, read_manifest, scan
 from hvdtrain.data.recipe import Recipe
@@ -60,7 +60,7 @@ def list_() -> None:
 @click.option("--force", is_flag=True, help="Replace what an earlier build put in FOLDER.")
 @click.option(
     "--validation",
-    type=click.FloatRange(0, 0.9, min_open=True),
+    type=Real(0, 0.9, min_open=True),
     metavar="SHARE",
     help="folder: share of each class's images that goes to ValidationData.  [default: 0.2]",
 )
@@ -76,7 +76,7 @@ def list_() -> None:
 @click.option("--val-per-class", type=click.IntRange(1), help="Keep at most so many validation images of a class.")
 @click.option(
     "--test-fraction",
-    type=click.FloatRange(0, 0.9),
+    type=Real(0, 0.9),
     help="imagenet: share of the training images held out in TestData.",
 )
 @click.option(

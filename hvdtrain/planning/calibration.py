@@ -111,6 +111,9 @@ class Calibration:
         for name, figures, keys in costs:
             if missing := [key for key in keys if key not in figures and key not in OPTIONAL]:
                 raise ValueError(f"{name} has no {missing[0]}")
+        rates = [self.machine_speedup, *(costs.get("efficiency") for costs in self.transports.values())]
+        if any(rate and rate.value < 1e-3 for rate in rates):
+            raise ValueError("efficiency and machine_speedup have to be at least 0.001")
 
     def slower(self, factor: float) -> "Calibration":
         """The same, but that all computing takes so many times as long."""

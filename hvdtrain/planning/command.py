@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import FileToWrite, Several
+from hvdtrain.config.option_types import FileToWrite, Real, Several
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
@@ -20,7 +20,7 @@ from hvdtrain.runs.request import check, train_options
 
 FOLDER = click.Path(path_type=Path)
 FILE, NEW_FILE = click.Path(dir_okay=False, path_type=Path), FileToWrite()
-PLACEMENT, SHARE = click.Choice(["dedicated", "shared"]), click.FloatRange(0, 1, True, True)
+PLACEMENT, SHARE = click.Choice(["dedicated", "shared"]), Real(0, 1, True, True)
 BANDWIDTHS, NAMES = Several(BANDWIDTH, "bandwidths"), Several(click.Choice(MODES))
 DEFAULTS = {"show_default": True}
 MEASURED = {"model", "width", "dataset", "image_size", "optimizer"}  # options that decide what a step costs
@@ -63,7 +63,7 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 
 @plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
-@click.option("--workers", "-n", type=Counts(), default="1-64", help="`2,8` or `1-1024`.")
+@click.option("--workers", "-n", type=Counts(), default="1-64", help="`2,8`; `1-64` is 1, 2, 4 … 64.")
 @click.option("--servers", "-s", type=Counts(equal=True), default="1,equal", help="`1,2,equal`: as workers.")
 @click.option("--bandwidth", "bandwidths", type=BANDWIDTHS, default="1gbit,10gbit", help="Of each host's link.")
 @click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
@@ -78,9 +78,9 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Of what is drawn.")
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
-@click.option("--hosts", type=click.IntRange(2, 1024), help="Instead: the best use of so many hosts.")
-@click.option("--price-host", type=click.FloatRange(0, 1e6, True), default=1.0, help="Of a worker's host, an hour.")
-@click.option("--price-server", type=click.FloatRange(0, 1e6, True), help="Of a server's host  [default: the same].")
+@click.option("--hosts", type=click.IntRange(2, 1024), help="Not --workers, --servers: the best use of these.")
+@click.option("--price-host", type=Real(0, 1e6, True), default=1.0, help="Of a worker's host, an hour, for --hosts.")
+@click.option("--price-server", type=Real(0, 1e6, True), help="Of a server's host  [default: the same].")
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
     names: list[str], batch_size: int | None, gpus_per_host: int, local_steps: list[Any], file: Path | None,
@@ -132,7 +132,7 @@ def predict(
 
 @plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
-@click.option("--workers", "-n", type=Counts(), default="4", help="`2,8` or `1-1024`.")
+@click.option("--workers", "-n", type=Counts(), default="4", help="`2,8`; `1-64` is 1, 2, 4 … 64.")
 @click.option("--servers", "-s", type=Counts(equal=True), default="equal", help="On workers' hosts.")
 @click.option("--modes", "names", type=NAMES, default="allreduce,ps-sync")
 @click.option("--local-steps", type=Counts(), default="1,16", help="From an exchange to the next.")

@@ -86,6 +86,7 @@ def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
     made = Calibration(
         {"name": manifest.model or ""}, max(1, manifest.global_batch // kind.workers), (layer,) * LAYERS,
         other_ms, OPTIMIZER_MS_PER_MB, dict.fromkeys(TRANSPORTS, UNKNOWN),
+        cores_per_host=max(0.01, manifest.hardware.cores_usable or 1.0),
         threads_per_worker=manifest.threads_per_worker or 1,
         device="cuda" if (manifest.device or "").startswith("cuda") else "cpu", most_workers=kind.workers,
     )  # fmt: skip
@@ -94,7 +95,7 @@ def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
     made = from_runs(made, used, None)
     distributed = [one for of, one in chosen.items() if of.is_distributed]
     missed = [math.log(simulate(scenario_of(made, one)).step_s / measured_step_s(one)) for one in distributed]
-    made = replace(made, model_error=min(1.0, max(MODEL_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
+    made = replace(made, model_error=min(10.0, max(MODEL_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
     _, asked = question(made, run, None)
     gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
     per_host = 1 if is_local else asked.workers_per_host
@@ -127,7 +128,7 @@ def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str
     sure = f"{first} (P {max(here[key] for key in ANSWERS):.2f})" if first else f"not sure ({answer(here)})"
     turns = "; ".join(told.values()) or "nothing that was tried turns that surely"
     if made.model_error > 2 * MODEL_ERROR:
-        turns += f" (the model misses these runs by {made.model_error:.0%})"
+        turns += f" (the model misses these runs by a factor of {math.exp(made.model_error):.1f})"
     return {"says": f"on {here['hosts']} machines at {rate(gbit)} {sure}; {turns}", "map": map_, "here": here}
 
 

@@ -27,7 +27,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     """The calibration with what runs say on hosts whose links have so many Gbit/s: see README.md. UsageError where one
     is of another model, or what it ran on is not known.
     """
-    cores = [host.cores_usable for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
+    cores = [max(0.01, host.cores_usable) for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
     made = replace(
         base, bandwidth_gbit=bandwidth or base.bandwidth_gbit, cores_per_host=min(cores, default=base.cores_per_host),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),

@@ -11,7 +11,7 @@ from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.predict import MOST_GBIT, Row, is_lone
 from hvdtrain.report.table import Table, rich_table, words_table
 
-WIDTH = 140  # where the output is no terminal
+WIDTH = 160  # where the output is no terminal
 MAP = "The fastest, and how probably"
 LEAST, SURE = 0.1, 0.8  # a less probable answer is not named; as probable as that, it has its colour
 ANSWERS = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE MACHINE"}

@@ -99,10 +99,10 @@ def _stretches(runs: Sequence[Run]) -> dict[Path, int]:
 
 
 def mean_time_s(runs: Sequence[Run]) -> float:
-    """Seconds from the start of a run to that of the next: what one takes with all around it."""
-    starts = sorted(filter(None, map(_began, runs)))
-    between = [b - a for a, b in itertools.pairwise(starts)]
-    return max(median(between) if between else 0.0, fmean(map(lasted_s, runs)))
+    """Seconds from the start of a run to that of the next: what one takes with all around it, but not with a pause."""
+    starts, lasted = sorted(filter(None, map(_began, runs))), fmean(map(lasted_s, runs))
+    between = [b - a for a, b in itertools.pairwise(starts) if b - a <= 2 * lasted + PAUSE_S]
+    return max(median(between) if between else 0.0, lasted)
 
 
 class Sides(NamedTuple):

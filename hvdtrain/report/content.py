@@ -193,7 +193,7 @@ def _subject(of: Comparison) -> str:
     hosts, cores = len(manifest.hardware.hosts), manifest.hardware.cores_usable or manifest.hardware.cores
     each = "GPUs" if (manifest.device or "").startswith("cuda") else with_noun(cores, "core") if cores else ""
     place = "one host" if hosts < 2 else with_noun(hosts, "host")
-    sizes = sorted({run.kind.workers for run in of.runs if run.kind.family})
+    sizes = sorted({run.kind.workers for run in of.runs if run.kind.family}) or [run.kind.workers]
     workers = " or ".join(map(str, sizes[1:] if len(sizes) > 1 and sizes[0] == 1 else sizes))
     return f"{what}; {workers} worker{'s' * (workers != '1')} on {place}{f' of {each}' if each else ''}"
 

@@ -83,6 +83,8 @@ def spoilt(change):
         (spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")), "got `str` - at .*gradient_megabytes"),
         (spoilt(lambda c: c["transports"].pop("ps")), "transports.ps has no message_us"),
         (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps has no efficiency"),
+        (spoilt(lambda c: c["transports"]["ps"].update(efficiency=0)), "efficiency .* at least 0.001"),
+        (spoilt(lambda c: c.update(machine_speedup=1e-300)), "machine_speedup .* at least 0.001"),
         (spoilt(lambda c: c["fixed_ms"].update(low=99)), "low <= value <= high"),
         (spoilt(lambda c: c.update(cores_per_host=0)), "cores_per_host"),
         (spoilt(lambda c: c.update(batch_per_worker=True)), "got `bool` - at .*batch_per_worker"),

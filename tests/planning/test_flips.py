@@ -1,6 +1,7 @@
 """Where the answer of a comparison flips, and what bandwidth a job needs: arithmetic on run folders."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -16,11 +17,14 @@ from hvdtrain.runs.read import find_runs
 CHANCES = ("p_ring", "p_servers", "p_one_machine")
 
 
-def comparison(root, hosts=2, repeats=(1, 2), **changed):
+MODES = (("single", 0, 60.0), ("allreduce", 0, 100.0), ("ps-sync", 1, 70.0))
+
+
+def comparison(root, hosts=2, repeats=(1, 2), modes=MODES, **changed):
     """Two workers on as many hosts at 1 Gbit/s, whose model has 10 MB; a ring is the fastest."""
     names = [f"host{n}" for n in range(hosts)]
     pairs = [{"from": a, "to": b, "gbit_s": 1.0} for a in names for b in names if a != b]
-    for mode, servers, speed in (("single", 0, 60.0), ("allreduce", 0, 100.0), ("ps-sync", 1, 70.0)):
+    for mode, servers, speed in modes:
         workers = 1 if mode == "single" else 2
         ranks = [[n for n in range(servers + workers) if max(0, n - servers) % hosts == at] for at in range(hosts)]
         of = {name: {"ranks": on, "cores": 2, "cores_usable": 2} for name, on in zip(names, ranks, strict=True) if on}
@@ -53,10 +57,22 @@ def test_slower_networks_turn_an_answer_to_one_machine(tmp_path):
     assert alone[2, 0.1] > alone[2, 1.0] > alone[16, 10.0]
 
 
+def test_a_host_has_its_cores_where_no_run_was_of_one_process(tmp_path):
+    """One machine of sixteen cores is faster than one of one core."""
+    found = []
+    for cores in (1e-300, 1, 16):  # the first as a damaged manifest has it
+        hardware = {"cores": 16, "cores_usable": cores, "hosts": ["host0"]}
+        runs = find_runs([comparison(tmp_path / str(cores), hosts=1, modes=MODES[1:], hardware=hardware)])
+        found.append(flips(runs, "RING")["here"]["one_machine_samples_per_s"])
+    assert found[2] > 4 * found[1] and found[0] > 0
+
+
 def test_runs_that_the_model_misses_leave_less_sure_and_are_told(tmp_path):
     """On one host messages cost what they do there, of which a guess is made: 25 times the weights in the same time."""
     far = comparison(tmp_path, hosts=1, parameters=250_000_000)
-    assert "(the model misses these runs by " in flips(find_runs([far]), "RING")["says"]
+    said = flips(find_runs([far]), "RING")["says"]
+    [factor] = re.findall(r"the model misses these runs by a factor of ([\d.]+)\)", said)
+    assert float(factor) > 3
 
 
 def test_what_cannot_be_foretold_says_why(tmp_path):

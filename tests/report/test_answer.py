@@ -116,6 +116,12 @@ def test_a_mode_alone_is_nothing_to_compare_and_next_adds_what_is_missing():
     assert "--modes allreduce,single,ps-sync" in said.next
 
 
+def test_a_pause_between_runs_is_no_part_of_what_a_run_takes():
+    one, other = "2026-01-01T10:00:00+00:00", "2026-01-03T10:00:00+00:00"
+    said = answer(in_time([run(*RING2)], one), in_time([run(*SERVED)], other))
+    assert 0 < said.data["next_s"] < 3600
+
+
 def test_one_process_with_a_part_of_its_machine_is_no_contender():
     part = repeats(ONE, 500, change={"threads_per_worker": 1})
     said = answer(part, repeats(RING2, 130), repeats(SERVED))

@@ -132,6 +132,12 @@ def test_half_a_line_of_a_killed_rank_is_left_out_and_noted(tmp_path):
     assert done.exit_code == 0 and done.output.splitlines()[-1] == f"not in the plots: {notes[0]}", done.output
 
 
+def test_one_process_alone_is_one_worker_in_the_first_line(tmp_path):
+    """One with a part of its machine is no contender, so that no other tells how many workers there were."""
+    folder = write(tmp_path, change={"threads_per_worker": 1})
+    assert "; 1 worker on one host" in CliRunner().invoke(report, [str(folder)]).output
+
+
 # The files
 
 
