@@ -114,6 +114,8 @@ class Calibration:
         rates = [self.machine_speedup, *(costs.get("efficiency") for costs in self.transports.values())]
         if any(rate and rate.value < 1e-3 for rate in rates):
             raise ValueError("efficiency and machine_speedup have to be at least 0.001")
+        if sum((one.forward_ms.value + one.backward_ms.value for one in self.layers), self.fixed_ms.value) < 1e-6:
+            raise ValueError("fixed_ms and the layers' computing are no time at all")
 
     def slower(self, factor: float) -> "Calibration":
         """The same, but that all computing takes so many times as long."""

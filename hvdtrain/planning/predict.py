@@ -133,9 +133,7 @@ def codec_of(calibration: Calibration, mode: str, name: str) -> str:
 
 
 def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Detail) -> list[float]:
-    """Seconds a step with the calibration drawn anew; with servers by coarse simulations, whose ratio to such a one at
-    the medians counts.
-    """
+    """Seconds a step with the calibration drawn anew; with servers by coarse simulations, set against a coarse one."""
     detail, middle_s = min(known, COARSE) if asked.servers else known, step_s
     if known != detail:
         middle_s = simulate(calibration.scenario(asked), detail=detail).step_s

@@ -85,6 +85,10 @@ def spoilt(change):
         (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps has no efficiency"),
         (spoilt(lambda c: c["transports"]["ps"].update(efficiency=0)), "efficiency .* at least 0.001"),
         (spoilt(lambda c: c.update(machine_speedup=1e-300)), "machine_speedup .* at least 0.001"),
+        (
+            spoilt(lambda c: c.update(fixed_ms=0, layers=[c["layers"][0] | {"forward_ms": 0, "backward_ms": 0}])),
+            "no time",
+        ),
         (spoilt(lambda c: c["fixed_ms"].update(low=99)), "low <= value <= high"),
         (spoilt(lambda c: c.update(cores_per_host=0)), "cores_per_host"),
         (spoilt(lambda c: c.update(batch_per_worker=True)), "got `bool` - at .*batch_per_worker"),
