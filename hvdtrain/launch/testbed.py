@@ -21,6 +21,7 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.config.option_types import Real
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.system.cgroups import CGROUPS
 from hvdtrain.world.network import resolve
@@ -286,7 +287,7 @@ def hosts() -> None:
 def up_command(count: int | None, rate: str, cpus: str) -> None:
     """Make node1 … nodeN, in place of what there was."""
     rates = [_checked(word) for word in rate.split(",")]
-    take: click.ParamType = click.FloatRange(0.01, 1024)  # the first is the kernel's shortest quota
+    take: click.ParamType = Real(0.01, 1024)  # the first is the kernel's shortest quota
     cores = [take.convert(word, None, None) for word in cpus.split(",")] if cpus else []
     number = count or max(2, len(rates), len(cores))
     for option, given in (("--rate", rates), ("--cpus", cores)):
