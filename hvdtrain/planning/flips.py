@@ -37,7 +37,9 @@ def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
     """
     try:
         chosen = _middle_ones(runs)
-        made, asked = _calibrated(chosen)
+        # What one of the runs has measured of the links holds for all.
+        pairs = [pair.gbit_s for run in runs for pair in run.manifest.network.pairs]
+        made, asked = _calibrated(chosen, max(pairs, default=None))
         names = [kind.mode for kind in chosen if kind.is_distributed]
         return _where(made, asked, names) | {"measured": {"workers": asked.workers, "answer": word}}
     except (UsageError, ValueError, ArithmeticError) as error:
@@ -71,7 +73,7 @@ def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:
     return chosen
 
 
-def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
+def _calibrated(chosen: dict[Kind, Run], measured_gbit: float | None) -> tuple[Calibration, Scenario]:
     """What the runs say of costs, and the largest cluster that they had."""
     kind, run = max(chosen.items(), key=lambda one: (one[0].family == modes.RING, one[0].workers))
     manifest, seconds = run.manifest, run.summary.step_seconds
@@ -92,11 +94,12 @@ def _calibrated(chosen: dict[Kind, Run]) -> tuple[Calibration, Scenario]:
     )  # fmt: skip
     is_local = len(manifest.hosts) <= 1
     used = [one for one in chosen.values() if not is_local or one.kind.family == modes.ONE_MACHINE]
-    made = from_runs(made, used, None)
+    made = from_runs(made, used, measured_gbit)
     distributed = [one for of, one in chosen.items() if of.is_distributed]
-    missed = [math.log(simulate(scenario_of(made, one)).step_s / measured_step_s(one)) for one in distributed]
+    jobs = [(scenario_of(made, one, measured_gbit), measured_step_s(one)) for one in distributed]
+    missed = [math.log(simulate(job).step_s / step_s) for job, step_s in jobs]
     made = replace(made, model_error=min(10.0, max(MODEL_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
-    _, asked = question(made, run, None)
+    _, asked = question(made, run, measured_gbit)
     gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
     per_host = 1 if is_local else asked.workers_per_host
     return made, Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
