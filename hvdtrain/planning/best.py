@@ -82,7 +82,7 @@ class Contest:
             "workers": workers, "hosts": hosts, "bandwidth_gbit": self.asked.bandwidth_gbit,
             "local_steps": self.asked.local_steps, "basis": "hosts" if prices[0] == prices[1] else "price",
         }  # fmt: skip
-        chances = _chances(self.calibration.model_error, list(rows.values()))
+        chances = _chances(self.asked.seed, self.calibration.model_error, list(rows.values()))
         found |= {f"p_{name}": p for name, p in zip(NAMES, chances, strict=True)}
         found |= {name: of and label(of) for name, of in rows.items()}
         found |= {f"{name}_samples_per_s": of and of["samples_per_s"] for name, of in rows.items()}
@@ -134,9 +134,9 @@ def _places(hosts: int, prices: Prices) -> list[tuple[int, int, str]]:
     return places
 
 
-def _chances(model_error: float, rows: Sequence[Row | None]) -> list[float]:
+def _chances(seed: int, model_error: float, rows: Sequence[Row | None]) -> list[float]:
     """How probably each has most samples a second: by draws of the calibration and of the model's error."""
-    draw, wins = random.Random("0 chances"), [0] * len(rows)
+    draw, wins = random.Random(f"{seed} chances"), [0] * len(rows)
     for _ in range(SAMPLED):
         number, shared = draw.randrange(DRAWS), draw.gauss(0, SHARED * model_error)
         speeds = []

@@ -27,6 +27,7 @@ FIGURES = {
 MODEL_ERROR = 0.1  # see README.md, "Checked on hosts of one machine"
 OF_MORE_CORES = (0.85, 0.5, 1.0)  # of what other cores could add to a worker's speed, what they do, unless measured
 Z90 = 1.645  # of 90 % of a normal distribution
+LEAST_CORES = 0.01  # of a host
 _MOST_SPREAD = 0.5  # standard deviation of the logarithm of a figure
 Figure = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -94,7 +95,7 @@ class Calibration:
     codecs: dict[str, dict[str, Quantity]] = field(default_factory=dict)
     batch_fixed_share: Share = 0.0
     step_jitter: Annotated[float, Meta(ge=0, le=2)] = 0.0
-    cores_per_host: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
+    cores_per_host: Annotated[float, Meta(ge=LEAST_CORES, le=1e6)] = 1.0
     threads_per_worker: Count = 1
     machine_speedup: Quantity | None = None
     device: Literal["cpu", "cuda"] = "cpu"

@@ -49,6 +49,11 @@ def measured_step_s(run: Run) -> float:
     return statistics.fmean(medians)
 
 
+def measured_gbit(runs: Sequence[Run]) -> float | None:
+    """Of the fastest link between hosts that these runs measured: often one of them alone has."""
+    return max((pair.gbit_s for run in runs for pair in run.manifest.network.pairs), default=None)
+
+
 def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Calibration, Scenario]:
     """What a run is a measurement of: the calibration with its batch, and the scenario to ask about. Links have so many
     Gbit/s, by default what the run measured of them, else the calibration's.
@@ -69,8 +74,7 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
             f"{run.folder} has a model of {manifest.parameters:,} parameters, the calibration one of {known:,}: "
             "calibrate with its --model, --width and --dataset"
         )
-    measured = max((pair.gbit_s for pair in manifest.network.pairs), default=None)
-    gbit = LOCAL_GBIT if is_local else bandwidth or measured or calibration.bandwidth_gbit
+    gbit = LOCAL_GBIT if is_local else bandwidth or measured_gbit([run]) or calibration.bandwidth_gbit
     if not gbit:
         raise UsageError(f"{run.folder} ran on {len(hosts)} hosts: say how fast their links are, --bandwidth 1gbit")
     try:

@@ -10,8 +10,8 @@ from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import best
 from hvdtrain.planning.calibrate import UNKNOWN
-from hvdtrain.planning.calibration import MODEL_ERROR, TRANSPORTS, Calibration, LayerCost, Quantity
-from hvdtrain.planning.check import LOCAL_GBIT, measured_step_s, question
+from hvdtrain.planning.calibration import LEAST_CORES, MODEL_ERROR, TRANSPORTS, Calibration, LayerCost, Quantity
+from hvdtrain.planning.check import LOCAL_GBIT, measured_gbit, measured_step_s, question
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
 from hvdtrain.planning.predict import Row, simulate
@@ -37,9 +37,7 @@ def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
     """
     try:
         chosen = _middle_ones(runs)
-        # What one of the runs has measured of the links holds for all.
-        pairs = [pair.gbit_s for run in runs for pair in run.manifest.network.pairs]
-        made, asked = _calibrated(chosen, max(pairs, default=None))
+        made, asked = _calibrated(chosen, measured_gbit(runs))
         names = [kind.mode for kind in chosen if kind.is_distributed]
         return _where(made, asked, names) | {"measured": {"workers": asked.workers, "answer": word}}
     except (UsageError, ValueError, ArithmeticError) as error:
@@ -73,7 +71,7 @@ def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:
     return chosen
 
 
-def _calibrated(chosen: dict[Kind, Run], measured_gbit: float | None) -> tuple[Calibration, Scenario]:
+def _calibrated(chosen: dict[Kind, Run], bandwidth: float | None) -> tuple[Calibration, Scenario]:
     """What the runs say of costs, and the largest cluster that they had."""
     kind, run = max(chosen.items(), key=lambda one: (one[0].family == modes.RING, one[0].workers))
     manifest, seconds = run.manifest, run.summary.step_seconds
@@ -88,18 +86,18 @@ def _calibrated(chosen: dict[Kind, Run], measured_gbit: float | None) -> tuple[C
     made = Calibration(
         {"name": manifest.model or ""}, max(1, manifest.global_batch // kind.workers), (layer,) * LAYERS,
         other_ms, OPTIMIZER_MS_PER_MB, dict.fromkeys(TRANSPORTS, UNKNOWN),
-        cores_per_host=max(0.01, manifest.hardware.cores_usable or 1.0),
+        cores_per_host=max(LEAST_CORES, manifest.hardware.cores_usable or 1.0),
         threads_per_worker=manifest.threads_per_worker or 1,
         device="cuda" if (manifest.device or "").startswith("cuda") else "cpu", most_workers=kind.workers,
     )  # fmt: skip
     is_local = len(manifest.hosts) <= 1
     used = [one for one in chosen.values() if not is_local or one.kind.family == modes.ONE_MACHINE]
-    made = from_runs(made, used, measured_gbit)
+    made = from_runs(made, used, bandwidth)
     distributed = [one for of, one in chosen.items() if of.is_distributed]
-    jobs = [(scenario_of(made, one, measured_gbit), measured_step_s(one)) for one in distributed]
+    jobs = [(scenario_of(made, one, bandwidth), measured_step_s(one)) for one in distributed]
     missed = [math.log(simulate(job).step_s / step_s) for job, step_s in jobs]
     made = replace(made, model_error=min(10.0, max(MODEL_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
-    _, asked = question(made, run, measured_gbit)
+    _, asked = question(made, run, bandwidth)
     gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
     per_host = 1 if is_local else asked.workers_per_host
     return made, Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)

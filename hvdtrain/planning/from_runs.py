@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hvdtrain.planning.calibration import TRANSPORTS, Calibration, Quantity
+from hvdtrain.planning.calibration import LEAST_CORES, TRANSPORTS, Calibration, Quantity
 from hvdtrain.planning.check import measured_step_s, question
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
@@ -27,9 +27,10 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     """The calibration with what runs say on hosts whose links have so many Gbit/s: see README.md. UsageError where one
     is of another model, or what it ran on is not known.
     """
-    cores = [max(0.01, host.cores_usable) for run in runs for host in run.manifest.hosts.values() if host.cores_usable]
+    hosts = [host for run in runs for host in run.manifest.hosts.values()]
+    cores = min((host.cores_usable for host in hosts if host.cores_usable), default=base.cores_per_host)
     made = replace(
-        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit, cores_per_host=min(cores, default=base.cores_per_host),
+        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit, cores_per_host=max(LEAST_CORES, cores),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
     )  # fmt: skip
