@@ -38,9 +38,12 @@ class Exchange(ABC):
         self.steps = math.inf if self.round else steps
         self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
         self.staleness_sum = self.pushes = 0.0
-        layers = range(len(scenario.layers))
-        self.pieces_of = [[number for number, piece in enumerate(pieces) if layer in piece.layers] for layer in layers]
-        self.ready_at = [[n for n in self.pieces_of[layer] if layer == min(pieces[n].layers)] for layer in layers]
+        self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
+        self.ready_at: list[list[int]] = [[] for _ in scenario.layers]
+        for number, piece in enumerate(pieces):
+            self.ready_at[min(piece.layers)].append(number)
+            for layer in piece.layers:
+                self.pieces_of[layer].append(number)
         self.workers: list[Worker] = []
         self.left = 0
 
