@@ -347,12 +347,8 @@ def _begin(
         {"code": code, "weights": start, "images": images, "host": describe() | own}
     )  # fmt: skip
     of_ranks = {world.servers + worker: its for worker, its in of_workers.items()}
-    problem = _do_not_start_alike(of_ranks)
-    any_failed = sync.group.any(bool(problem))
-    if problem:
+    if problem := sync.group.sentence(_do_not_start_alike(of_ranks)):
         raise Failure(problem)
-    if any_failed:
-        raise Failure("the workers do not start alike: the first one's line says in what")
     if not world.is_chief:
         return
     if data.passed_over:
