@@ -9,6 +9,7 @@ import pytest
 from helpers.jobs import SETTINGS
 
 
+@pytest.mark.hosts
 @pytest.mark.timeout(240)
 def test_a_run_that_is_killed_and_stopped_counts_every_sample_once_and_leaves_nothing():
     words = ["--mode", "allreduce", "--seconds", "5", "--kills", "1", "--seed", "7", "--no-undisturbed"]

@@ -156,6 +156,7 @@ def placed(out):
     return {host: known["ranks"] for host, known in manifest["hosts"].items()}
 
 
+@pytest.mark.hosts
 @pytest.mark.timeout(240)
 @pytest.mark.xdist_group("testbed")
 def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_worker(grid_engine, tmp_path):

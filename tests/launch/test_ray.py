@@ -41,6 +41,7 @@ def ranks(job):
     return ranks_among(job.family, "RANK")
 
 
+@pytest.mark.hosts
 def test_a_ring_goes_on_without_a_worker_on_a_ray_of_its_own_of_which_nothing_is_left(tmp_path):
     out = tmp_path / "run"
     options = [*TINY[:-2], "--mode", "ddp", "--steps", "100", "--batch-size", "30"]

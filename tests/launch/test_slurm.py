@@ -19,7 +19,7 @@ from hvdtrain.launch import testbed
 from hvdtrain.launch.job_log import first_failed
 from hvdtrain.launch.recipe import JobSpec, expand
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.hosts]
 one_cluster = pytest.mark.xdist_group("slurm")  # which one process makes, for all that share it
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 TINY = ["--width", "0.0625", "--threads", "1"]

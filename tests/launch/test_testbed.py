@@ -26,7 +26,7 @@ from hvdtrain.launch import testbed
 from hvdtrain.launch.recipe import JobSpec, expand
 
 # One process runs them all: the nodes' names are this machine's.
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("testbed")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.hosts, pytest.mark.xdist_group("testbed")]
 ROOT = Path(__file__).parent.parent.parent
 TINY = ["--width", "0.0625", "--threads", "1", "--steps", "6"]
 
