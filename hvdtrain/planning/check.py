@@ -14,7 +14,7 @@ from hvdtrain.planning import predict
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.predict import Row
 from hvdtrain.planning.scenario import MODES, Scenario
-from hvdtrain.planning.show import between, rate, seconds
+from hvdtrain.planning.show import rate, seconds
 from hvdtrain.planning.units import Stragglers
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
@@ -125,7 +125,7 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
     for (label, slow), members in groups.items():
         try:
             measured = geometric_mean(map(measured_step_s, members))
-            row = compare(calibration, members[0], None)
+            row = compare(calibration, members[0], measured_gbit(members) or measured_gbit(runs))
         except UsageError as error:
             notes.append(f"Not predicted: {error}.")
             continue
@@ -134,7 +134,7 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
         off.append(predicted / measured - 1)
         rows.append((label + (f", slow: {slow}" if several else ""), [
             Cell(seconds(measured), measured),
-            Cell(seconds(predicted), predicted, between(row["low"], row["high"])),
+            Cell(seconds(predicted), predicted, f"{seconds(row['low'])} to {seconds(row['high'])}"),
             Cell(f"{off[-1]:+.1%}", off[-1]),
         ]))  # fmt: skip
     for gbit in sorted(links):

@@ -110,6 +110,8 @@ def predict(
         contest, prices = best.Contest(known, asked, names), (price_host, price_server or price_host)
         rows, map_ = contest.splits(hosts, prices), [contest.place(hosts, prices)]
         title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
+    elif price_server or price_host != 1.0:
+        raise UsageError("prices are what --hosts asks about: give the number of hosts, or no price")
     else:
         jobs = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)
         rows = [prediction.row(known, job) for job in (*jobs, *(best.machine(asked, n) for n in workers))]
@@ -118,8 +120,6 @@ def predict(
     if map_:
         show.show(show.map_table(map_))
     found = {"calibration": str(calibration), "model": known.model, "rows": rows, "map": map_}
-    if hosts:
-        found["best"] = rows[0]
     if file:
         file.write_text(json.dumps(found, indent=1) + "\n")
     if plot:

@@ -34,10 +34,6 @@ def rate(gbit: float) -> str:
     return f"{gbit:g} Gbit/s" if gbit >= 1 else f"{gbit * 1e3:g} Mbit/s"
 
 
-def between(low: float, high: float) -> str:
-    return f"{seconds(low)} to {seconds(high)}"
-
-
 def predictions(rows: Sequence[Row], title: str = "") -> None:
     """A line each, of what is not the same in all lines."""
     lines = []
@@ -51,8 +47,8 @@ def predictions(rows: Sequence[Row], title: str = "") -> None:
             "servers": row["servers"], "where": row["placement"], "machines": row["hosts"],
             "sends": row["compression"], "H": row["local_steps"],
             "link": row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]), "step": seconds(row["step_s"]),
-            "interval": between(row["step_s_low"], row["step_s_high"]), "samples/s": f"{row['samples_per_s']:,.4g}",
-            "exposed": "" if is_alone else seconds(row["exposed_comm_s"]),
+            "interval": f"{seconds(row['step_s_low'])} to {seconds(row['step_s_high'])}",
+            "samples/s": f"{row['samples_per_s']:,.4g}", "exposed": "" if is_alone else seconds(row["exposed_comm_s"]),
             "stale": f"{row['staleness_mean']:.2f}" if row["servers"] else "",
             "sent": "" if is_alone else f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
             "price/h": f"{row['price']:,.4g}" if "price" in row else "",

@@ -174,6 +174,10 @@ def asked(tmp_path, *words, modes="allreduce,ps-sync"):
     return " ".join(done.output.split()), json.loads((tmp_path / "rows.json").read_text())
 
 
+def test_prices_without_a_number_of_hosts_are_refused(tmp_path):
+    assert "prices are what --hosts asks about" in asked(tmp_path, "--price-server", "0.5")[0]
+
+
 def test_only_workers_that_there_are_can_be_slow(tmp_path):
     """As `train` has it; of several numbers of workers, those that have that worker are slow."""
     for words in (["--workers", "2"], ["--workers", "1,4"], ["--hosts", "4"]):
@@ -325,9 +329,10 @@ def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
 
 
 def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
-    made = make(bandwidth_gbit=0.5)
+    made = make()  # one of the runs has measured the links, for both
     folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
     manifest = json.loads((folders[0] / "manifest.json").read_text())
+    manifest |= {"network": {"pairs": [{"from": "host0", "to": "host1", "gbit_s": 0.5}]}}
     (folders[0] / "manifest.json").write_text(json.dumps(manifest | {"slow": {"asked": "1:4x@2s-3s", "achieved": {}}}))
     table = check.table(made, [load_run(folder) for folder in folders])
     [(label, [_, _, error])] = table.rows
