@@ -115,10 +115,10 @@ def read(*runs: Folder) -> Result:
     Raises:
         UsageError: there is none, or they may not be compared: the field in which they differ is named.
     """
-    from hvdtrain.report.content import collect
+    from hvdtrain.comparing.reporting import content_of
     from hvdtrain.runs.read import find_runs
 
-    return Result(collect(find_runs([Path(folder) for folder in runs])))
+    return Result(content_of(find_runs([Path(folder) for folder in runs])))
 
 
 def explain(run: Folder) -> "Explained":

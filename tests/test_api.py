@@ -48,6 +48,7 @@ def test_readmes_example_runs_in_a_thread(tmp_path):
     assert {"mode", "run", "samples_per_s"} <= set(said["columns"])
     assert said["answer"] == said["verdict"]["answer"] == "NOT YET KNOWN"
     assert said["verdict"] == json.loads((tmp_path / "runs/python/verdict.json").read_text())
+    assert said["verdict"]["flips"] == hv.read(tmp_path / "runs/python").verdict["flips"]
     assert "<h1>NOT YET KNOWN</h1>" in said["html"] and "<table>" in said["html"]
     assert said["repr"].startswith("<NOT YET KNOWN: ") and len(said["repr"]) < 1000
     assert said["plotted"]

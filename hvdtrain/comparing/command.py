@@ -12,7 +12,7 @@ from hvdtrain.comparing.earlier import asked, claimed, find_finished
 from hvdtrain.comparing.forecast import Record, forecast
 from hvdtrain.comparing.grid import SPANNED, Axes, dry_run_lines, plan
 from hvdtrain.comparing.pilot import but_for_the_wire, of_a_side
-from hvdtrain.comparing.reporting import draw_report, margin_options, print_report
+from hvdtrain.comparing.reporting import content_of, draw_report, margin_options
 from hvdtrain.comparing.running import Comparison
 from hvdtrain.comparing.tune import sides, told, widen
 from hvdtrain.config import recipes
@@ -187,6 +187,8 @@ def compare(
 
 def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins, until_sure: bool) -> "Content | None":
     """Do the runs, and report; Failure where some failed."""
+    from hvdtrain.console import Console
+
     folder, content = job.folder, None
     resume = f"the same command with --out {shlex.quote(str(folder))}"
     try:
@@ -197,7 +199,8 @@ def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins
     if find_finished(folder):
         # Where the preset has a table of its authors' figures, that stands beside.
         has_table = preset and not _is_file(preset) and "table" in recipes.load("presets", preset)
-        content = print_report(find_runs([folder]), preset if has_table else "", margins)
+        content = content_of(find_runs([folder]), margins, preset if has_table else "")
+        content.print_to(Console(1000))
         draw_report(content, folder, folded=told(folder))
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "

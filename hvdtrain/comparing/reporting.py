@@ -11,7 +11,6 @@ from hvdtrain.config.option_types import FileToWrite, Folder, Real
 from hvdtrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from hvdtrain.report.contenders import Margins
     from hvdtrain.report.content import Content
     from hvdtrain.report.table import Table
     from hvdtrain.runs.read import Run
@@ -82,6 +81,7 @@ def report(
     hvdtrain report comparison --png pictures
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
+    from hvdtrain.console import Console
     from hvdtrain.report import check_out, json_text
     from hvdtrain.report.contenders import Margins
     from hvdtrain.runs.read import find_runs
@@ -97,7 +97,8 @@ def report(
         from hvdtrain.planning.check import table
 
         tables = [table(load(calibration), loaded)]
-    content = print_report(loaded, reference, Margins(margin, accuracy_margin))
+    content = content_of(loaded, Margins(margin, accuracy_margin), reference)
+    content.print_to(Console(1000))
     if json_file:
         try:
             json_file.write_text(json_text(content.data))
@@ -110,20 +111,18 @@ def report(
         draw_report(content, out, png, tables, folded)
 
 
-def print_report(runs: "list[Run]", reference: str, margins: "Margins") -> "Content":
-    """Print the table of these runs and the answer below it, with where it flips, and return all that a report says.
+def content_of(runs: "list[Run]", *given: Any) -> "Content":
+    """All that a report says, as report.content.collect has it, and where each answer flips.
 
     Raises:
         UsageError: the runs may not be compared.
     """
-    from hvdtrain.console import Console
     from hvdtrain.planning.flips import flips
     from hvdtrain.report.content import collect
 
-    content = collect(runs, margins, reference)
+    content = collect(runs, *given)
     for of, answer in content.answered:
         answer.data["flips"] = flips(of.runs, answer.word)
-    content.print_to(Console(1000))
     return content
 
 
