@@ -8,11 +8,9 @@ nodes in turn, as elsewhere, so that the first ones, which serve, are apart.
 import logging
 import os
 import queue
-import random
 import secrets
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,9 +27,9 @@ from hvdtrain.launch.hosts import Host, hosts_of_ranks
 from hvdtrain.launch.recipe import ALLOCATION
 from hvdtrain.system.parent import die_with_parent
 from hvdtrain.system.preempt import EXIT_CODE
+from hvdtrain.world.network import free_port
 
 STORE_BYTES = 80 * 2**20  # of shared memory for Ray's objects, of which there are none: nearly the least that it takes
-PORTS = range(20000, 32000)  # Ray's workers listen below, and the system hands out ports above
 END_S = 5.0  # that workers may take to end after the servers
 SOON_S, MOST_IN_A_ROW = 20.0, 5  # of a worker that comes back: whoever is lost so soon so often is given up
 LOST = 137  # the exit code of a rank that is gone with its node: Ray kills what it loses
@@ -44,13 +42,7 @@ class Rank:
         """Where the first rank can listen. OSError where no port is free."""
         import ray.util
 
-        for port in random.sample(PORTS, 100):
-            try:
-                socket.create_server(("", port)).close()
-                return ray.util.get_node_ip_address(), port
-            except OSError as error:
-                refused = error
-        raise refused
+        return ray.util.get_node_ip_address(), free_port("")
 
     def run(self, program: Sequence[str], folder: str, environment: Mapping[str, str]) -> Iterator[str | int]:
         """Start the rank; yields the lines that it prints, and its exit code last."""

@@ -80,7 +80,8 @@ class Contest:
                     rows[name] = row(self.calibration, job, detail, samples > least)
         found: Row = {
             "workers": workers, "hosts": hosts, "bandwidth_gbit": self.asked.bandwidth_gbit,
-            "local_steps": self.asked.local_steps, "basis": "hosts" if prices[0] == prices[1] else "price",
+            "local_steps": self.asked.local_steps,
+            "basis": {0.0: "workers", prices[0]: "hosts"}.get(prices[1], "price"),
         }  # fmt: skip
         chances = _chances(self.asked.seed, self.calibration.model_error, list(rows.values()))
         found |= {f"p_{name}": p for name, p in zip(NAMES, chances, strict=True)}
@@ -122,10 +123,13 @@ def machine(asked: Scenario, workers: int) -> Scenario:
 
 def _places(hosts: int, prices: Prices) -> list[tuple[int, int, str]]:
     """(worker hosts, servers, placement) that what so many workers' hosts cost pays for: few of each kind, powers of
-    two and the ends. Servers beside workers cost nothing, and take their links and cores.
+    two and the ends. Servers beside workers cost nothing, and take their links and cores. Where hosts of servers cost
+    nothing either, there are workers on all, and at most as many servers.
     """
     tried = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, hosts, hosts // 2, hosts * 3 // 4, hosts - 1}
     counts = sorted(count for count in tried if 0 < count <= hosts)
+    if not prices[1]:
+        return [(hosts, servers, placement) for servers in counts for placement in ("shared", "dedicated")]
     places = [(hosts, servers, "shared") for servers in counts]
     for worker_hosts in counts:
         servers = int((hosts - worker_hosts) * prices[0] / prices[1] + 1e-9)

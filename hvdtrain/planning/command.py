@@ -80,7 +80,7 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG.")
 @click.option("--hosts", type=click.IntRange(2, 1024), help="Not --workers, --servers: the best use of these.")
 @click.option("--price-host", type=Real(0, 1e6, True), default=1.0, help="Of a worker's host, an hour, for --hosts.")
-@click.option("--price-server", type=Real(0, 1e6, True), help="Of a server's host  [default: the same].")
+@click.option("--price-server", type=Real(0, 1e6), help="Of a server's host; 0: free  [default: the same].")
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
     names: list[str], batch_size: int | None, gpus_per_host: int, local_steps: list[Any], file: Path | None,
@@ -107,10 +107,13 @@ def predict(
             raise UsageError("--hosts asks about one network: give one --bandwidth, and one number of --local-steps")
         prediction.check_slow(asked, hosts * gpus_per_host)
         asked = replace(asked, bandwidth_gbit=bandwidths[0], local_steps=local_steps[0])
-        contest, prices = best.Contest(known, asked, names), (price_host, price_server or price_host)
+        contest, prices = (
+            best.Contest(known, asked, names),
+            (price_host, price_host if price_server is None else price_server),
+        )
         rows, map_ = contest.splits(hosts, prices), [contest.place(hosts, prices)]
         title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
-    elif price_server or price_host != 1.0:
+    elif (price_server, price_host) != (None, 1.0):
         raise UsageError("prices are what --hosts asks about: give the number of hosts, or no price")
     else:
         jobs = prediction.scenarios(asked, names, workers, servers, bandwidths, local_steps)

@@ -3,16 +3,15 @@
 Ranks are forked from this process, which has torch loaded and no thread of it running yet.
 """
 
-import contextlib
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from hvdtrain.world.network import free_port
 
 WORKERS = 2
 SMALL, LARGE = 16 * 2**10, 8 * 2**20  # bytes of a block
@@ -55,7 +54,7 @@ def _job(kind: str, block: int, limit_s: float) -> Measured | None:
     ranks = WORKERS + servers
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-    port = _free_port()
+    port = free_port("127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
         processes = [
             context.Process(target=_rank, args=(rank, ranks, port, mode, servers, block, folder, results))
@@ -148,11 +147,3 @@ def _measure(sync: Any, block: int) -> Measured:
             measured.worker_s.append((time.process_time() - used_s) / steps)
             measured.server_s.append((servers_cpu_s() - servers_s) / steps)
     return measured
-
-
-def _free_port() -> int:
-    """Below those that the system chooses: one of them might be another process's before the first rank listens."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_768)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

@@ -1,6 +1,7 @@
 """By which network ranks reach each other: one interface for all that carries their bytes, whichever library does."""
 
 import os
+import random
 import re
 import socket
 
@@ -12,6 +13,7 @@ WIRE_KEY = "HVDTRAIN_WIRE_KEY"  # in which ranks find the key of --wire zmq: a s
 # What each library reads: TensorPipe, which carries the servers' rpc; torch's Gloo; Horovod's Gloo; OpenMPI.
 READ_BY = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 LOOPBACK = "lo"
+PORTS = range(20_000, 32_000)
 _NAME = re.compile(r"[\w.@-]+(:\w+)?")  # not a list, and not a network such as 10.0.0.0/8
 
 
@@ -49,6 +51,19 @@ def use_one_interface(world: World) -> str:
         os.environ.update(dict.fromkeys(READ_BY, name) | {VARIABLE: name})
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     return os.environ.get(VARIABLE, "")
+
+
+def free_port(address: str) -> int:
+    """A port on which nobody listens. The system hands out ports above: one of those might be another process's before
+    a rank listens there; Ray's workers listen below. OSError where none is free.
+    """
+    for port in random.SystemRandom().sample(PORTS, 100):
+        try:
+            socket.create_server((address, port)).close()
+            return port
+        except OSError as error:
+            refused = error
+    raise refused
 
 
 def new_wire_key() -> str:

@@ -262,6 +262,9 @@ def test_cheap_servers_are_bought_and_dear_ones_are_not():
     dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
     assert dedicated == [10]
     assert contest.place(4, (1.0, 0.1))["basis"] == "price"
+    free = contest.splits(4, (1.0, 0.0))
+    assert {row["workers"] for row in free if row["servers"]} == {4} and {row["price"] for row in free} == {4.0, 1.0}
+    assert contest.place(4, (1.0, 0.0))["basis"] == "workers"
 
 
 def test_costs_of_messages_from_measured_steps():
