@@ -61,10 +61,11 @@ class ElasticRing(Elastic, Ring):
 
     def form(self, place: int, given: Mapping[int, Any]) -> None:
         hosts = [given[worker][0] for worker in self.members]
+        if hasattr(self, "exchange"):
+            self.exchange.lanes[0].ring.forget()
+            self.exchange.begin_again()
         with or_exit(FORM_S, f"rank {self.world.rank}: Horovod did not start again: one more worker may be lost"):
             horovod.join_anew(place, hosts, given[0][1] if len(hosts) > 1 else "")
-        if hasattr(self, "exchange"):
-            self.exchange.begin_again()
 
     def abandon(self) -> None:
         self.connections.cut()

@@ -29,6 +29,7 @@ from hvdtrain.wire.horovod import wait_for_any
 # Bytes of gradients that are handed to Horovod at once. Horovod averages them in the order in which it has them: where
 # layers wait, no more than two buckets are ahead of one that the next forward needs first.
 UNDER_WAY, BUCKETS_AHEAD = 32 * 2**20, 2
+FORGET = 0  # a handle that Horovod does not give: see Collectives.forget
 
 
 class Collectives:
@@ -58,6 +59,10 @@ class Collectives:
         """Those of all ranks, one after the other, now."""
         return self._result(hvd.allgather_async(tensor, name=name)).wait()
 
+    def forget(self) -> None:
+        """Wait for nothing that is under way. Horovod stops next, which knows no handle then and gives each anew."""
+        self._result(FORGET).wait()
+
     def _result(
         self, handle: int, following: Callable[[torch.Tensor], int] | None = None
     ) -> "Future[torch.Tensor]":  # fmt: skip
@@ -78,6 +83,10 @@ class Collectives:
                 waiting.append(self._handles.get())
             while not self._handles.empty():
                 waiting.append(self._handles.get())
+            if forgotten := [future for handle, _, future in waiting if handle == FORGET]:
+                waiting.clear()
+                forgotten[0].set_result(None)
+                continue
             done = wait_for_any([handle for handle, _, _ in waiting], self._handles.empty)
             if done is None:
                 continue
