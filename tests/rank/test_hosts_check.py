@@ -11,7 +11,7 @@ from helpers.jobs import SETTINGS, SMALL
 from helpers.nodes import leave_out
 
 import hvdtrain
-from hvdtrain.launch.on_ray import PORTS
+from hvdtrain.world.network import free_port
 
 
 @pytest.mark.timeout(120)
@@ -26,7 +26,7 @@ def test_other_code_on_a_host_is_a_line_on_the_first_rank_and_ends_all(tmp_path)
     renamed = ["unshare", "--uts", "sh", "-c", 'hostname localhost && exec "$@"', "sh", *words]
     place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "HVDTRAIN_LAUNCHER": "x@y"}
     place |= {"HVDTRAIN_INTERFACE": "lo"}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORTS[os.getpid() % len(PORTS)])}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     env = SETTINGS["env"] | place
     second_env = env | {"RANK": "1", "PYTHONPATH": str(other)}
     with subprocess.Popen(renamed, **SETTINGS | {"env": second_env}) as second:
