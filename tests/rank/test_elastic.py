@@ -85,8 +85,8 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
 
 
 def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_path):
-    """It is lost amid an epoch of three steps. Horovod looks so seldom for what there is to do that it is stopped before
-    it knows that the average under way comes to nothing.
+    """It is lost amid an epoch of three steps. Horovod looks so seldom for work that it is stopped before it knows that
+    the average under way comes to nothing.
     """
     out, options = tmp_path / "run", ["--mode", "allreduce", *SMALL, "--epochs", 1000, "--dataset", "few"]
     place, env = ["--elastic", "--respawn"], {"HOROVOD_CYCLE_TIME": "300"}  # milliseconds
