@@ -99,7 +99,8 @@ step.backward = lambda *arguments: (time.sleep({seconds}), backward(*arguments))
 
 
 def steps(folder: Path, rank: int) -> list[dict]:
-    return [json.loads(line) for line in (folder / f"metrics.rank{rank}.jsonl").read_text().splitlines()]
+    whole, _, _ = (folder / f"metrics.rank{rank}.jsonl").read_text().rpartition("\n")  # the last may be half written
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def check_run_folder(out: Path, mode: str, workers: int, servers: int, taken: int) -> None:
