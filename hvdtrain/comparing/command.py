@@ -115,7 +115,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     "--dry-run", is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
 )  # fmt: skip
-@train_options("mode", "servers", "repeat", several=SPANNED, snapshot_every="never", sprint=3.5, wire=",".join(WIRES))
+@train_options("mode", "servers", "repeat", several=SPANNED, snapshot_every="never", sprint=3.0, wire=",".join(WIRES))
 @margin_options
 @click.option(
     "--out", default="", type=Folder(),
