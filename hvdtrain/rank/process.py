@@ -176,8 +176,7 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
             message += f"; {how_to_go_on(folder, 'train')}"
         end(message, getattr(error, "exit_code", 1))
     unlock_all()
-    if world.servers:
-        end_at_once()
+    end_at_once()
 
 
 def _end_when_interrupted(end: Callable[[], NoReturn]) -> None:

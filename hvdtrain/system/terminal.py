@@ -53,10 +53,10 @@ def open_logs(folder: Path, rank: int) -> Terminal:
 
 
 def end_at_once() -> NoReturn:
-    """End a process that has used torch's rpc, with all that it printed, and without Python's own end.
+    """End a rank with all that it printed, and without Python's own end, which takes torch longer than many a test.
 
-    The other ranks' ends reach threads of rpc's that outlive its shutdown. One that calls into Python while Python is
-    ending is ended inside of C++, which aborts the process: about once in a hundred jobs.
+    And where rpc was used, other ranks' ends reach threads of rpc's that outlive its shutdown. One that calls into
+    Python while Python is ending is ended inside of C++, which aborts the process: about once in a hundred jobs.
     """
     sys.stdout.flush()
     sys.stderr.flush()
