@@ -187,8 +187,6 @@ def compare(
 
 def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins, until_sure: bool) -> "Content | None":
     """Do the runs, and report; Failure where some failed."""
-    from hvdtrain.console import Console
-
     folder, content = job.folder, None
     resume = f"the same command with --out {shlex.quote(str(folder))}"
     try:
@@ -200,7 +198,7 @@ def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins
         # Where the preset has a table of its authors' figures, that stands beside.
         has_table = preset and not _is_file(preset) and "table" in recipes.load("presets", preset)
         content = content_of(find_runs([folder]), margins, preset if has_table else "")
-        content.print_to(Console(1000))
+        content.show()
         draw_report(content, folder, folded=told(folder))
     if failed:
         raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "

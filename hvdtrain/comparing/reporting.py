@@ -81,7 +81,6 @@ def report(
     hvdtrain report comparison --png pictures
     hvdtrain report comparison --reference cnn-mnist --out beside
     """
-    from hvdtrain.console import Console
     from hvdtrain.report import check_out, json_text
     from hvdtrain.report.contenders import Margins
     from hvdtrain.runs.read import find_runs
@@ -98,7 +97,7 @@ def report(
 
         tables = [table(load(calibration), loaded)]
     content = content_of(loaded, Margins(margin, accuracy_margin), reference)
-    content.print_to(Console(1000))
+    content.show()
     if json_file:
         try:
             json_file.write_text(json_text(content.data))

@@ -70,8 +70,11 @@ class Content:
         kinds = [(of, kind) for of, _ in self.comparisons for kind in of.by_kind]
         return {label: plot_style.colour(kind) for of, kind in kinds for label in (kind.label, of.label(kind))}
 
-    def print_to(self, console: "Console") -> None:
-        """On a terminal: the tables, and the answer last, where the prompt comes."""
+    def show(self, console: "Console | None" = None) -> None:
+        """On a terminal, by default this one: the tables, and the answer last, where the prompt comes."""
+        from hvdtrain.console import Console
+
+        console = console or Console(1000)
         if self.reference:
             console.print(rich_table(self.reference))
             console.print("\n" + "\n".join(self.reference.notes), soft_wrap=not console.is_terminal)

@@ -251,7 +251,7 @@ def test_whatever_stands_in_a_run_folder_there_is_a_report_or_one_line(tmp_path_
         content = collect(find_runs([root]), reference="cnn-mnist")
         text = content.markdown([])
         Page(page.html(text, [], content.colours, content.title))
-        content.print_to(Console(file=io.StringIO()))
+        content.show(Console(file=io.StringIO()))
     except UsageError as error:
         assert str(error)
 
