@@ -22,7 +22,9 @@ from hvdtrain.world.place import read_world
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
     help="Read options from a run's config.toml; those given here win.",
 )  # fmt: skip
-@click.option("--out", default="", type=Folder(), help="Run folder; must be new or empty  [default: runs/MODE-JOB].")
+@click.option(  # not "readable": the first rank may make and remove it while another looks
+    "--out", default="", type=Folder(readable=False), help="Run folder; must be new or empty  [default: runs/MODE-JOB]."
+)
 @click.option(
     "--resume", is_flag=True,
     help="Go on with the run in --out after its last snapshot, or begin it if there is none. Its options hold; those "
