@@ -70,6 +70,7 @@ def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(
         assert ("17 buckets  " in result.line) == (result.config.mode in ("allreduce", "sharded"))
 
 
+@pytest.mark.main_job
 def test_the_readmes_command(monkeypatch):
     fork_ranks_here(monkeypatch)
     done = CliRunner().invoke(verify.verify, ["--modes", "ps-sync", "--workers", "2"])

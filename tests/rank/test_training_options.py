@@ -85,6 +85,7 @@ def test_bfloat16_learns_as_float32_does(tmp_path):
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=0.05)
 
 
+@pytest.mark.main_job
 @pytest.mark.timeout(300)
 def test_a_compiled_model_learns_the_same_and_its_compiling_is_not_training(tmp_path):
     make_images(tmp_path / "data", train=16, validation=8, side=32)  # a batch an epoch: one shape to compile
