@@ -132,16 +132,21 @@ class Worker:
         exchange, scenario, layers = self.exchange, self.scenario, self.scenario.layers
         while exchange.takes_share(self):
             self._begin_step()
-            yield self.compute(scenario.fixed_s)
+            seconds = scenario.fixed_s  # of computing until it waits, or a piece leaves: one event, however many layers
             for number, layer in enumerate(layers):
-                yield from self._until_fresh([number])
-                yield self.compute(layer.forward_s)
+                if self._is_stale(number):  # no piece becomes stale before backward
+                    yield self.compute(seconds)
+                    yield from self._until_fresh([number])
+                    seconds = 0.0
+                seconds += layer.forward_s
             for number in reversed(range(len(layers))):
-                yield self.compute(layers[number].backward_s)
-                if scenario.local_steps == 1:
+                seconds += layers[number].backward_s
+                if scenario.local_steps == 1 and (exchange.ready_at[number] or not number):
+                    yield self.compute(seconds)
                     exchange.gradient(self, number)
+                    seconds = 0.0
             if (local := scenario.local_steps) > 1:  # what they came to leaves after the last
-                yield self.compute((local - 1) * scenario.computing_s + local * scenario.optimizer_s)
+                yield self.compute(seconds + (local - 1) * scenario.computing_s + local * scenario.optimizer_s)
                 for number in reversed(range(len(layers))):
                     exchange.gradient(self, number)
             if not scenario.waits_for_layers:
@@ -157,10 +162,13 @@ class Worker:
             return partial(self.cores.work, seconds * self.pace, self.times * self.scenario.threads)
         return partial(self.exchange.clock.after, seconds * self.pace)
 
+    def _is_stale(self, layer: int) -> bool:
+        return not self.stale.isdisjoint(self.exchange.pieces_of[layer])
+
     def _until_fresh(self, layers: Iterable[int]) -> Process:
         began = self.exchange.clock.now
         for layer in layers:
-            if not self.stale.isdisjoint(self.exchange.pieces_of[layer]):
+            if self._is_stale(layer):
                 yield partial(self._await, layer)
         self.waited[-1] += self.exchange.clock.now - began
 
