@@ -213,7 +213,7 @@ def _comparison(runs: Sequence[Run], repeats: int, tells: str = "", add: Sequenc
 
 def _more_repeats(case: Case, runs: Sequence[Run], repeats: int) -> Next:
     races, margin = case.outcome.open, case.margins.speed
-    each = [rule.repeats_needed(of.lead, margin, of.size, of is case.outcome.gate) for of in races]
+    each = [rule.repeats_needed(of.lead, margin, of.turned.sizes[0], of is case.outcome.gate) for of in races]
     done = min(of.lead.n for of in races)
     add = [] if case.of.machines else _missing(case.of)[:1]
     if None in each:

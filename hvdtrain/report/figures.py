@@ -37,7 +37,7 @@ def race_data(race: Race | None) -> dict[str, Any] | None:
     if not race:
         return None
     over, low, high = ratio(race.lead)
-    confidence = 1 - rule.look_at(race.lead.n)[1] / race.size
+    confidence = 1 - rule.look_at(race.lead.n)[1]
     names = {"run": race.one.label, "beside": race.other.label}
     return names | {"ratio": over, "ci_low": low, "ci_high": high, "n": race.lead.n, "confidence": confidence}
 

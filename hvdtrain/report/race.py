@@ -21,19 +21,21 @@ class Race:
 
     Attributes:
         lead: of `one` over `other`.
-        size: by which each pair's error was divided.
+        sizes: of some and of the others.
     """
 
     one: Kind
     other: Kind
     lead: Lead
-    size: int
+    sizes: tuple[int, int]
 
     @property
     def turned(self) -> "Race":
         """The same with the faster one first."""
         mean, low, high, deviation, n = self.lead
-        return self if mean >= 0 else Race(self.other, self.one, Lead(-mean, -high, -low, deviation, n), self.size)
+        if mean >= 0:
+            return self
+        return Race(self.other, self.one, Lead(-mean, -high, -low, deviation, n), self.sizes[::-1])
 
     @classmethod
     def between(cls, field: Field, some: Sequence[Kind], others: Sequence[Kind]) -> "Race | None":
@@ -45,7 +47,7 @@ class Race:
         one = max(some, key=lambda a: min(means[a, b] for b in others))
         other = min(others, key=lambda b: max(means[a, b] for a in some))
         lead = rule.best_over_best([[logs[a, b] for b in others] for a in some])
-        return cls(one, other, lead, max(len(some), len(others)))
+        return cls(one, other, lead, (len(some), len(others)))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The rule by which a comparison is answered, on logarithms of speeds alone: who may look when, and what is then said.
 
 Repeats are looked at after LOOKS. Look k spends ALPHA/(k(k+1)) of the error that is allowed, which over all looks is at
-most ALPHA: whoever goes on until something shows is wrong as rarely as who looks once. Best is compared with best: with
-I(a, b) the interval of each pair at 1 - alpha/max(sizes), the lead of the best a over the best b lies within
-[max_a min_b low, min_b max_a high], a union bound in the spirit of Hsu's comparisons with the best (1984).
+most ALPHA: whoever goes on until something shows is wrong as rarely as who looks once. Best is compared with best: the
+lead of the best a over the best b lies within [max_a min_b low, min_b max_a high], in the spirit of Hsu's comparisons
+with the best (1984). Its low end is too high only if for some a the pair of a and the truly best b is missed: these are
+as many as there are a, so each low end is that of an interval at 1 - alpha/(number of a). Likewise the high ends and b.
 
 All functions take any number of comparisons at once: arrays whose last axis is repeats.
 """
@@ -66,14 +67,13 @@ def best_over_best(pairs: Sequence[Sequence[Any]]) -> Lead:
     """
     import numpy as np
 
-    size = max(len(pairs), len(pairs[0]))
-    each = [[at_look(logs, size) for logs in row] for row in pairs]
-
+    each = [[at_look(logs, len(pairs)) for logs in row] for row in pairs]
     mean, low = (
         np.max([np.min([getattr(pair, field) for pair in row], axis=0) for row in each], axis=0)
         for field in ("mean", "low")
     )
-    high = np.min([np.max([pair.high for pair in column], axis=0) for column in zip(*each, strict=True)], axis=0)
+    highs = [[at_look(logs, len(pairs[0])).high for logs in column] for column in zip(*pairs, strict=True)]
+    high = np.min([np.max(column, axis=0) for column in highs], axis=0)
     deviation = np.max([pair.deviation for row in each for pair in row], axis=0)
     return Lead(mean, low, high, deviation, min(pair.n for row in each for pair in row))
 
@@ -113,7 +113,7 @@ def repeats_needed(lead: Lead, margin: float, pairs: int, against_one: bool = Fa
     """After which look there is a word with a chance of POWER, were mean and deviation as they are; None after none.
 
     Args:
-        pairs: the size by which each pair's error is divided.
+        pairs: by how many each pair's error is divided.
         against_one: the question is `pays`.
     """
     from scipy.special import ndtr, stdtrit

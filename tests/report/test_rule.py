@@ -42,7 +42,7 @@ def first_word(some, others, most=LOOKS[-1], stops=(AHEAD, BEHIND, LEVEL), asked
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.05])
-@pytest.mark.parametrize("sizes", [(1, 1), (3, 4)])
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 4), (1, 3)])
 def test_where_nothing_differs_a_winner_is_named_in_at_most_5_of_100_whoever_stops_when(sizes, spread):
     some, others = (speeds(seed, [1] * size, spread) for seed, size in enumerate(sizes))
     assert np.mean(first_word(some, others, stops=(AHEAD, BEHIND)) != OPEN) <= 0.05
@@ -71,6 +71,12 @@ def test_distribution_pays_only_where_it_is_faster_by_the_margin():
     for ratio, right in ((0.8, BEHIND), (1.0, BEHIND), (1.2, AHEAD)):
         found = first_word(speeds(9, [ratio, ratio * 0.9], 0.03), one, 20, asked=pays)
         assert np.mean(found == right) >= 0.85 and np.mean(found == -right) <= 0.01, ratio
+
+
+def test_one_machine_that_is_a_quarter_faster_than_each_of_three_is_found_in_seven_noisy_repeats():
+    """As README's first command makes them on two cores."""
+    one, distributed = speeds(12, [1.25], 0.07), speeds(13, [1] * 3, 0.07)
+    assert np.mean(at(distributed, one, LOOKS[1], pays) == BEHIND) >= 0.9
 
 
 def test_four_repeats_say_nothing_and_between_two_looks_nothing_new():
