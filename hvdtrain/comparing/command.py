@@ -87,7 +87,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
 )  # fmt: skip
 @click.option(
-    "--repeats", type=click.IntRange(1), default=7, show_default="7, of whole runs 1",
+    "--repeats", type=click.IntRange(1), default=5, show_default="5, of whole runs 1",
     help="How often each is measured, each time with the next seed; an answer needs five.",
 )  # fmt: skip
 @click.option(
@@ -115,7 +115,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     "--dry-run", is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
 )  # fmt: skip
-@train_options("mode", "servers", "repeat", several=SPANNED, snapshot_every="never", sprint=2.0, wire=",".join(WIRES))
+@train_options("mode", "servers", "repeat", several=SPANNED, snapshot_every="never", sprint=3.0, wire=",".join(WIRES))
 @margin_options
 @click.option(
     "--out", default="", type=Folder(),

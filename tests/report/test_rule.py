@@ -73,10 +73,10 @@ def test_distribution_pays_only_where_it_is_faster_by_the_margin():
         assert np.mean(found == right) >= 0.85 and np.mean(found == -right) <= 0.01, ratio
 
 
-def test_one_machine_that_is_a_quarter_faster_than_each_of_three_is_found_in_seven_noisy_repeats():
+def test_one_machine_that_is_faster_than_each_of_three_is_found_in_five_noisy_repeats():
     """As README's first command makes them on two cores."""
-    one, distributed = speeds(12, [1.25], 0.07), speeds(13, [1] * 3, 0.07)
-    assert np.mean(at(distributed, one, LOOKS[1], pays) == BEHIND) >= 0.9
+    one, distributed = speeds(12, [1.3], 0.07), speeds(13, [1] * 3, 0.07)
+    assert np.mean(at(distributed, one, LOOKS[0], pays) == BEHIND) >= 0.9
 
 
 def test_four_repeats_say_nothing_and_between_two_looks_nothing_new():
