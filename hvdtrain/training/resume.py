@@ -77,11 +77,10 @@ def share(run: Path, found: Snapshot | None, group: Group) -> Snapshot | None:
             found = mapped(run, step, check=is_first)
         except Failure as error:
             problem = error
-    any_failed = group.any(problem is not None)
-    if problem:
-        raise problem
-    if any_failed:
-        raise Failure(f"another worker cannot read the snapshot of step {step}: its line says why")
+    there, failed = group.all_gather([problem is not None])
+    if failed.any():
+        first = there[int(failed[:, 0].argmax())]
+        raise Failure(group.sentence(f"{socket.gethostname()}: {problem}" if group.worker == first else ""))
     return found
 
 

@@ -62,6 +62,6 @@ def test_a_host_that_reads_something_else_ends_all(share, tmp_path, monkeypatch)
     checksum = snapshot._checksum
     write(tmp_path)
     monkeypatch.setattr(snapshot, "_checksum", lambda path: "other" if share.here.worker == 2 else checksum(path))
-    lines = [str(error) for error in share()]
-    assert "step-00000007 is not here what the first worker reads: weights.safetensors is not what" in lines[2]
-    assert lines[:2] + lines[3:] == ["another worker cannot read the snapshot of step 7: its line says why"] * 3
+    lines = {str(error) for error in share()}  # of all workers: any of them may be told
+    assert len(lines) == 1 and min(lines).startswith("b: ")
+    assert "step-00000007 is not here what the first worker reads: weights.safetensors is not what" in lines.pop()
