@@ -105,6 +105,7 @@ def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_other
     assert not (out / "join.json").exists()
 
 
+@pytest.mark.hosts
 def test_servers_that_are_killed_come_back_with_all_that_they_had_answered(tmp_path):
     """While a worker is killed too. Replay computes every push again, and finds the same weights."""
     out = tmp_path / "run"

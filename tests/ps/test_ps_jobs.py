@@ -184,6 +184,7 @@ def test_an_asynchronous_job_goes_on_without_its_first_worker_and_can_be_replaye
     assert "pushes of share" in replay(out).stdout
 
 
+@pytest.mark.hosts
 def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_joins(tmp_path):
     """Two lives of rank 3, and a rank that was not there at the start: replay computes them all again."""
     out = tmp_path / "run"
