@@ -15,7 +15,7 @@ from hvdtrain.formatting import some_of
 from hvdtrain.system.locks import locked_by, open_locked
 
 WAVE = 128  # images for each core that are taken before the next are
-PART = 64  # that a thread takes at once: to hand over one takes longer than to read a small file
+PART = 64  # that a thread takes at once, at most: to hand over one takes longer than to read a small file
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -114,7 +114,8 @@ def on_all_cores(
     remaining, cores, done = iter(items), len(os.sched_getaffinity(0)), 0
     with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
         while wave := list(islice(remaining, WAVE * cores)):
-            parts = [wave[first : first + PART] for first in range(0, len(wave), PART)]
+            size = min(PART, -(-len(wave) // cores))  # of few, each core has some
+            parts = [wave[first : first + size] for first in range(0, len(wave), size)]
             results = chain.from_iterable(pool.map(lambda part: [work(item) for item in part], parts))
             for item, result in zip(wave, results, strict=True):
                 done += 1

@@ -74,7 +74,7 @@ class Exchange(ABC):
     def arrived(self, worker: "Worker", number: int) -> None:
         """A piece has fresh weights."""
         worker.stale.remove(number)
-        if worker.awaited and worker.stale.isdisjoint(self.pieces_of[worker.awaited[0]]):
+        if worker.awaited and not worker.is_stale(worker.awaited[0]):
             (_, then), worker.awaited = worker.awaited, None
             then()
 
@@ -134,7 +134,7 @@ class Worker:
             self._begin_step()
             seconds = scenario.fixed_s  # of computing until it waits, or a piece leaves: one event, however many layers
             for number, layer in enumerate(layers):
-                if self._is_stale(number):  # no piece becomes stale before backward
+                if self.is_stale(number):  # no piece becomes stale before backward
                     yield self.compute(seconds)
                     yield from self._until_fresh([number])
                     seconds = 0.0
@@ -162,13 +162,14 @@ class Worker:
             return partial(self.cores.work, seconds * self.pace, self.times * self.scenario.threads)
         return partial(self.exchange.clock.after, seconds * self.pace)
 
-    def _is_stale(self, layer: int) -> bool:
+    def is_stale(self, layer: int) -> bool:
+        """Whether fresh weights of a layer are under way."""
         return not self.stale.isdisjoint(self.exchange.pieces_of[layer])
 
     def _until_fresh(self, layers: Iterable[int]) -> Process:
         began = self.exchange.clock.now
         for layer in layers:
-            if self._is_stale(layer):
+            if self.is_stale(layer):
                 yield partial(self._await, layer)
         self.waited[-1] += self.exchange.clock.now - began
 

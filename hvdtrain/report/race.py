@@ -21,7 +21,8 @@ class Race:
 
     Attributes:
         lead: of `one` over `other`.
-        sizes: of some and of the others.
+        sizes: how many were compared, of those that `one` and that `other` is the best of: among so many the error of
+            the lead's low end is shared, and that of its high end.
     """
 
     one: Kind
