@@ -28,8 +28,9 @@ def test_a_sprint_measures_what_comes_after_its_warm_up(mode, servers, more, tmp
     assert finished.is_finished and finished.manifest.sprint == finished.summary.sprint == 0.5
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     rows = [step for rank in range(servers, ranks) for step in steps(tmp_path / "run", rank)]
-    assert 0.4 <= summary["wall_s"] < 1.5 and max(row["time"] for row in rows) > WARM_UP_S + 0.35
-    last, counted = max(row["step"] for row in rows), summary["steps"]
+    last, counted, whole_s = max(row["step"] for row in rows), summary["steps"], max(row["time"] for row in rows)
+    # Workers in lockstep decide a step ahead: see StepBarrier.after.
+    assert 0.5 - whole_s / last <= summary["wall_s"] < 1.5 and whole_s > WARM_UP_S + 0.4
     assert last - counted >= WARM_UP
     steady = [row for row in rows if row["step"] > last - counted]
     assert sum(row["samples"] for row in steady) == summary["samples"] > 0
