@@ -42,30 +42,18 @@ def bar(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 @contextmanager
-def bytes_bar(what: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """Bytes of so many, with rate and time left: on a terminal a bar, elsewhere a line for each quarter."""
-    with _bar(what, "bytes", total, done, DownloadColumn(), TransferSpeedColumn()) as show:
-        yield lambda now: show(now, total)
-
-
-@contextmanager
-def count_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """(done, total) of images, with the time left: on a terminal a bar, elsewhere a line for each quarter."""
-    with _bar(what, "images", None, 0) as show:
-        yield show
-
-
-@contextmanager
-def _bar(
-    what: str, unit: str, total: int | None, done: int, *columns: ProgressColumn
-) -> Iterator[Callable[[int, int], None]]:
+def count_bar(what: str, unit: str = "images") -> Iterator[Callable[[int, int], None]]:
+    """(done, total), with the time left, and of `bytes` the rate: on a terminal a bar, elsewhere a line for each
+    quarter.
+    """
+    columns = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else ()
     console = Console(stderr=True, soft_wrap=True)
     if console.is_terminal:
         with bar(console, *columns) as progress:
-            task = progress.add_task(what, total=total, completed=done)
+            task = progress.add_task(what, total=None)
             yield lambda now, total: progress.update(task, completed=now, total=total)
         return
-    quarters = 4 * done // total if total else 0
+    quarters = 0
 
     def line(now: int, total: int) -> None:
         nonlocal quarters

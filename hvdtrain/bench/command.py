@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import re
 import statistics
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from hvdtrain import modes
 from hvdtrain.bench.turns import Gone, Turns
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedCommand
-from hvdtrain.config.option_types import EQUAL, FileToWrite, Real, ServerNumber, Several
+from hvdtrain.config.option_types import EQUAL, FileToWrite, Measure, Real, ServerNumber, Several
 from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import Failure, UsageError
@@ -37,22 +36,10 @@ CARRIERS = [*BACKENDS["allreduce"], *BACKENDS["pushpull"]]
 MODES = [name for name in modes.names() if modes.declared(name).has_servers]
 # How often a repeat does it, which is divided out: a push takes too little time alone.
 TIMES = {"push": 200}
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+SIZE = Measure("size from 4 bytes to 64G", UNITS, 64 * 2**30, "64K, 1M or 553648128", least=4)  # in bytes
 Row = dict[str, Any]
 Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
-
-
-class Size(click.ParamType):
-    """`528M` as bytes; K, M and G are powers of 1024."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d{1,12})([KMG]?)", str(value).strip(), re.IGNORECASE)
-        size = int(match[1]) * UNITS[match[2].upper()] if match else 0
-        if not 4 <= size <= 64 * 2**30:
-            self.fail(f"'{value}' is not a size from 4 bytes to 64G such as 64K, 1M or 553648128", param, ctx)
-        return size
 
 
 @click.command(cls=GroupedCommand)
@@ -67,7 +54,7 @@ class Size(click.ParamType):
     "and pull.",
 )  # fmt: skip
 @click.option(
-    "--bytes", "sizes", type=Several(Size()), metavar="SIZES", default="1M,16M,128M", show_default=True,
+    "--bytes", "sizes", type=Several(SIZE), metavar="SIZES", default="1M,16M,128M", show_default=True,
     help="Sizes of the vector.",
 )  # fmt: skip
 @click.option(
@@ -117,7 +104,7 @@ def bench(
         raise UsageError(f"none of {', '.join(backends)} carries {', '.join(ops)}")
     if file and file.exists():
         raise UsageError(f"{file} exists: name another file, or remove it yourself")
-    listed = hosts_or_here(ctx)
+    sizes, listed = [int(size) for size in sizes], hosts_or_here(ctx)
     for number in workers if listed else ():
         allocate(listed, number)
     rows: list[Row] = []

@@ -18,7 +18,7 @@ from hvdtrain.comparing.tune import sides, told, widen
 from hvdtrain.config import recipes
 from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
 from hvdtrain.config.file import read_config, started_workers
-from hvdtrain.config.option_types import NUMBERS, SERVER_NUMBERS, Duration, Folder, Names
+from hvdtrain.config.option_types import DURATION, NUMBERS, SERVER_NUMBERS, Folder, Several
 from hvdtrain.config.recipes import Launcher
 from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
 from hvdtrain.errors import Failure, UsageError
@@ -75,7 +75,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     "left, or a run's config.toml.",
 )  # fmt: skip
 @click.option(
-    *MODES, type=Names(), default="single,allreduce,ps-sync,ps-async", show_default=True,
+    *MODES, type=Several(), default="single,allreduce,ps-sync,ps-async", show_default=True,
     help="Modes to compare, by commas; see `hvdtrain modes`.",
 )  # fmt: skip
 @click.option(
@@ -95,7 +95,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     help="How many whole runs follow the sprints, of one of those that do the same mathematics: for what is learned.",
 )  # fmt: skip
 @click.option(
-    "--tune", type=Duration(), default=None,
+    "--tune", type=DURATION, default=None,
     help="First look for the fastest setting of rings and of servers, for so long in all: all rings, their transports, "
     "wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers, as far as they are not given. "
     "The best of each is compared, in other runs; OUT/tuned-….toml has its options, for --preset and train --config.",

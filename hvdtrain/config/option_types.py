@@ -16,17 +16,21 @@ LONGEST_S = 1e9  # 30 years: what every timer below us can count
 METAVARS: Mapping[type, str] = {click.IntRange: "N", click.FloatRange: "X"}
 
 
-class Duration(click.ParamType):
-    """`90s`, `30m`, `2h` or a number of seconds, as seconds."""
+class Measure(click.ParamType):
+    """A number above 0 with one of these units, as a number of another one, from `least` to `most`."""
 
-    name = "duration"
+    def __init__(self, name: str, units: Mapping[str, float], most: float, examples: str, least: float = 0.0) -> None:
+        self.name, self.units, self.least, self.most, self.examples = name, units, least, most, examples
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)", str(value).strip())
-        seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
-        if not 0 < seconds <= LONGEST_S:
-            self.fail(f"'{value}' is not a duration such as 90s, 30m or 2h", param, ctx)
-        return seconds
+        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z]*)", str(value).strip().lower())
+        number = float(match[1]) * self.units.get(match[2], 0) if match else 0.0
+        if not (number and self.least <= number <= self.most):
+            self.fail(f"'{value}' is not a {self.name} such as {self.examples}", param, ctx)
+        return number
+
+
+DURATION = Measure("duration", {"": 1, "s": 1, "m": 60, "h": 3600}, LONGEST_S, "90s, 30m or 2h")  # in seconds
 
 
 class Real(click.FloatRange):
@@ -90,7 +94,7 @@ class SnapshotEvery(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in ("epoch", "never"):
-            Duration().convert(value, param, ctx)
+            DURATION.convert(value, param, ctx)
         return str(value)
 
 
@@ -123,7 +127,6 @@ class Several(click.ParamType):
         return list(dict.fromkeys(self.kind.convert(word, param, ctx) for word in words))
 
 
-Names = Several
 NUMBERS = Several(click.IntRange(1), "numbers")
 SERVER_NUMBERS = Several(ServerNumber(1), "numbers|equal")  # `1,2,equal`, say
 

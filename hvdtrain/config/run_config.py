@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import Duration, ServerNumber, SnapshotEvery, WordOr, option
+from hvdtrain.config.option_types import DURATION, ServerNumber, SnapshotEvery, WordOr, option
 from hvdtrain.errors import UsageError
 
 DEVICES = ["auto", "cpu", "cuda"]
@@ -84,10 +84,10 @@ class RunConfig:
     )  # fmt: skip
     steps: int = option(0, "Stop after so many steps instead.", WordOr("none", 0, click.IntRange(1)))
     time_budget: float = option(
-        0.0, "Stop after so much training time instead: 90s, 30m, 2h.", WordOr("none", 0.0, Duration())
+        0.0, "Stop after so much training time instead: 90s, 30m, 2h.", WordOr("none", 0.0, DURATION)
     )
     sprint: float = option(
-        0.0, "Measure speed alone: warm up, train for 4s, say, and save nothing.", WordOr("none", 0.0, Duration())
+        0.0, "Measure speed alone: warm up, train for 4s, say, and save nothing.", WordOr("none", 0.0, DURATION)
     )
     optimizer: str = option("adam", "One of {optimizer}.", str)
     lr: float = option(3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True))
@@ -222,7 +222,7 @@ class RunConfig:
     log_every: int = option(
         0, "Tell samples/s and accuracy every so many steps too.", WordOr("never", 0, click.IntRange(0))
     )
-    timeout: float = option(300.0, "Give up when another rank has been silent for so long.", Duration())
+    timeout: float = option(300.0, "Give up when another rank has been silent for so long.", DURATION)
 
     def check_values(self) -> None:
         """UsageError where fields hold what no job can use, or contradict each other."""
@@ -338,7 +338,7 @@ class RunConfig:
         """Seconds of training between snapshots, or 0 where time does not decide."""
         if self.sprint or self.snapshot_every in ("epoch", "never"):
             return 0.0
-        return Duration().convert(self.snapshot_every, None, None)
+        return DURATION.convert(self.snapshot_every, None, None)
 
     @property
     def bucket_elements(self) -> int:

@@ -136,12 +136,9 @@ class Leases:
         """Answer those who wait, in the order they came in, as far as there is an answer."""
         replies, lines = {}, list[tuple[int, int, int]]()
         for worker, step in list(self.waiting):
-            if self._has_answer(worker, step):
+            is_over = not self.open and min(self.next) >= self.end
+            is_held = (worker, step) in self.open.values()
+            if self.returned or is_held or is_over or self._slot(worker) is not None:
                 self.waiting.remove((worker, step))
                 replies[worker] = self._give(worker, step, lines), self.reached
         return Outcome(replies, lines)
-
-    def _has_answer(self, worker: int, step: int) -> bool:
-        if self.returned or (worker, step) in self.open.values() or self._slot(worker) is not None:
-            return True
-        return not self.open and min(self.next) >= self.end

@@ -53,10 +53,10 @@ class Meeting:
     def wait_until_all_are_ready(self) -> None:
         """Be ready, and return when all are. Failure where one is lost before that."""
         self._is_ready.set()
-        keys = {rank: _ready(rank) for rank in range(self.world.size)}
+        keys = {rank: f"ready/{rank}" for rank in range(self.world.size)}
         seen: dict[int, tuple[bytes, int]] = {}  # what a rank said last, and how often it was found unchanged
         try:
-            self.store.set(_ready(self.world.rank), "")
+            self.store.set(keys[self.world.rank], "")
             while missing := lacking(self.store, keys, self._every):
                 beats = self.store.multi_get([_alive(rank) for rank in missing])
                 for rank, beat in zip(missing, beats, strict=True):
@@ -85,7 +85,3 @@ class Meeting:
 
 def _alive(rank: int) -> str:
     return f"alive/{rank}"
-
-
-def _ready(rank: int) -> str:
-    return f"ready/{rank}"

@@ -59,11 +59,9 @@ def list_() -> None:
 @click.option("--source", type=PATH, metavar="FOLDER", help="Take the images from this folder.")
 @click.option("--force", is_flag=True, help="Replace what an earlier build put in FOLDER.")
 @click.option(
-    "--validation",
-    type=Real(0, 0.9, min_open=True),
-    metavar="SHARE",
+    "--validation", type=Real(0, 0.9, min_open=True), metavar="SHARE",
     help="folder: share of each class's images that goes to ValidationData.  [default: 0.2]",
-)
+)  # fmt: skip
 @click.option("--skip-bad", is_flag=True, default=None, help="folder: leave out images that cannot be decoded.")
 @click.option("--licence", help="folder: what may be done with the images; stands in dataset.toml.")
 @click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: classes, split, and generated images.")
@@ -74,17 +72,11 @@ def list_() -> None:
 @click.option("--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed.")
 @click.option("--train-per-class", type=click.IntRange(1), help="Keep at most so many training images of a class.")
 @click.option("--val-per-class", type=click.IntRange(1), help="Keep at most so many validation images of a class.")
+@click.option("--test-fraction", type=Real(0, 0.9), help="imagenet: share of the training images held out in TestData.")
 @click.option(
-    "--test-fraction",
-    type=Real(0, 0.9),
-    help="imagenet: share of the training images held out in TestData.",
-)
-@click.option(
-    "--resize",
-    type=click.IntRange(0),
-    metavar="PIXELS",
+    "--resize", type=click.IntRange(0), metavar="PIXELS",
     help="imagenet, folder: shrink the shorter side to this; 0 does not.",
-)
+)  # fmt: skip
 @click.option(
     "--link", type=click.Choice(["copy", "hard", "symlink"]),
     help="Link to the images of --source instead of copying them.",

@@ -6,7 +6,7 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
-from hvdtrain.console import bytes_bar
+from hvdtrain.console import count_bar
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root, locked
 from hvdtrain.errors import Failure, UsageError
@@ -52,7 +52,7 @@ def _download(url: str, partial: Path, origin: dict, name: str) -> None:
     with (
         urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
         partial.open("wb") as file,
-        bytes_bar(f"downloading {name}", size, 0) as progress,
+        count_bar(f"downloading {name}", "bytes") as progress,
     ):
         while chunk := response.read(CHUNK):
             have += len(chunk)
@@ -60,7 +60,7 @@ def _download(url: str, partial: Path, origin: dict, name: str) -> None:
                 raise OSError(f"it sends more than the {size:,} bytes that the recipe names")
             file.write(chunk)
             checksum.update(chunk)
-            progress(have)
+            progress(have, size)
         file.flush()
         os.fsync(file.fileno())
     if have < size:

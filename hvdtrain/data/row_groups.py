@@ -1,6 +1,5 @@
 """Images in the row groups of Parquet files, as training sees them: a million of them take some 20 MB."""
 
-import io
 import mmap
 import os
 import threading
@@ -24,38 +23,9 @@ KEPT_BYTES = 2**28  # of images that a process keeps, the last row groups that w
 AT_ONCE = 4  # row groups that are read at the same time
 
 
-class RangeFile(io.RawIOBase):
-    """A file of one of fsspec's file systems, for pyarrow. Each read is one request: nothing is read ahead."""
-
-    def __init__(self, filesystem: Any, path: str, size: int) -> None:
-        self.filesystem, self.path, self.size, self.at = filesystem, path, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.size}[whence]
-        return self.at
-
-    def read(self, count: int = -1) -> bytes:
-        """OSError where other than the bytes that were asked for come."""
-        end = self.size if count < 0 else min(self.size, self.at + count)
-        if end <= self.at:
-            return b""
-        content: bytes = self.filesystem.cat_file(self.path, start=self.at, end=end)
-        if len(content) != end - self.at:
-            raise OSError(
-                f"{len(content):,} bytes came and not {end - self.at:,}: the file was changed, or its server sends no "
-                "parts of files (then copy the data set to a disk)"
-            )
-        self.at = end
-        return content
+def unbuffered(filesystem: Any, path: str, size: int) -> Any:
+    """A file of one of fsspec's file systems, of which each read is one request: nothing is read ahead."""
+    return filesystem.open(path, "rb", cache_type="none", size=size)
 
 
 @dataclass(frozen=True)
@@ -170,7 +140,7 @@ class RowGroups:
             local = Path(file.path)
         elif self.cache:
             local = kept(self.cache / f"{number:05d}.parquet", file.filesystem, file.path, file.size)
-        images = file.read(group, local or RangeFile(file.filesystem, file.path, file.size))
+        images = file.read(group, local or unbuffered(file.filesystem, file.path, file.size))
         if local and file.groups[group].is_plain:
             places = _places(local, file.groups[group], images)
             if places is not None:

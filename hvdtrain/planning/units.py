@@ -5,25 +5,11 @@ from typing import Any
 
 import click
 
-from hvdtrain.config.option_types import EQUAL
+from hvdtrain.config.option_types import EQUAL, Measure
 from hvdtrain.numerics.slowdown import Rule, parse
 from hvdtrain.planning.scenario import Slow
 
 MOST_WORKERS = 4096
-
-
-class Measure(click.ParamType):
-    """A number above 0 with one of these units, as a number of another one, of at most `most`."""
-
-    def __init__(self, name: str, units: dict[str, float], most: float, examples: str) -> None:
-        self.name, self.units, self.most, self.examples = name, units, most, examples
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(value).strip().lower())
-        number = float(match[1]) * self.units.get(match[2], 0) if match else 0.0
-        if not 0 < number <= self.most:
-            self.fail(f"'{value}' is not a {self.name} such as {self.examples}", param, ctx)
-        return number
 
 
 BANDWIDTH = Measure(

@@ -156,11 +156,8 @@ def _serve_store(job: Job, desk: Desk, address: tuple[str, int]) -> "Store":
         memory = f"{os.getpid()} {desk.shared.file}"
         if rank and (other := read_restart_info(job.folder, rank)):
             memory = f"{other.pid} {other.memory}"
-        for name in (
-            f"memory/{rank}",
-            f"memory/{rank}/opened",
-            *([] if desk.roster.shares_memory else ["memory/not_shared"]),
-        ):
+        names = [f"memory/{rank}", f"memory/{rank}/opened"]
+        for name in names if desk.roster.shares_memory else [*names, "memory/not_shared"]:
             store.set(name, memory)
     return store
 

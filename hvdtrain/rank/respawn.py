@@ -18,13 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hvdtrain.coordination.join_info import (
-    JoinInfo,
-    join_file,
-    read_join_info,
-    read_restart_info,
-    restart_file,
-)
+from hvdtrain.coordination.join_info import JoinInfo, join_file, read_join_info, read_restart_info, restart_file
 from hvdtrain.coordination.membership_log import LEFT, membership_file
 from hvdtrain.errors import Failure, UsageError
 from hvdtrain.launch.private_network import network_of

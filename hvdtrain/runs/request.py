@@ -143,8 +143,6 @@ def _local_step_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
         )
     if config.compression == "powersgd":
         yield "--compression powersgd is not for --local-steps: torch's hook sends gradients, of each step"
-    if 0 < config.steps < config.local_steps and mode.lockstep:
-        yield f"--steps {config.steps} end before --local-steps {config.local_steps} do, and would exchange nothing"
     if config.fragments > 1 and not mode.lockstep:
         yield f"--fragments is for workers in lockstep: in --mode {config.mode} rounds end one worker after the other"
     if config.record and mode.lockstep:
@@ -251,7 +249,7 @@ def check_elastic(config: RunConfig) -> None:
     """UsageError where a ring cannot go on without a worker that is lost: see `launch --elastic`."""
     able = [name for name in modes.names() if modes.declared(name).elastic]
     problems = {
-        f"--elastic is for --mode {' and '.join(able)}, not {config.mode}": config.mode not in able,
+        f"--elastic is for --mode {', '.join(able)}, not {config.mode}": config.mode not in able,
         "--elastic is for CPUs, where Gloo carries the messages: give --device cpu": config.device == "cuda",
         "--elastic is not for --wait-for layer: no weight changes before all workers have all averages":
             config.wait_for == "layer",

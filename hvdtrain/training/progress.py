@@ -22,13 +22,7 @@ class TrainingProgress:
     """
 
     def __init__(
-        self,
-        out: TextIO,
-        steps: int | None,
-        shown: bool,
-        log_every: int,
-        workers: int,
-        first_step: int = 0,
+        self, out: TextIO, steps: int | None, shown: bool, log_every: int, workers: int, first_step: int = 0
     ) -> None:
         self.wanted_every, self.workers = log_every, workers
         self.log_every = log_every if shown else 0

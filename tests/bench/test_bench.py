@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.bench import command
-from hvdtrain.bench.command import Size, bench
+from hvdtrain.bench.command import SIZE, bench
 from hvdtrain.errors import Failure, UsageError
 
 
@@ -16,13 +16,13 @@ from hvdtrain.errors import Failure, UsageError
     [("4", 4), ("1M", 2**20), ("16m", 2**24), (" 64K", 2**16), ("2G", 2**31), ("553648128", 553648128)],
 )
 def test_sizes_are_bytes_with_units_of_1024(text, size):
-    assert Size().convert(text, None, None) == size
+    assert SIZE.convert(text, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5M", "65G", "9" * 30])
+@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5", "65G", "9" * 30])
 def test_other_sizes_are_refused(text):
     with pytest.raises(click.BadParameter, match="is not a size from 4 bytes to 64G"):
-        Size().convert(text, None, None)
+        SIZE.convert(text, None, None)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from hvdtrain.config.file import read_config
 from hvdtrain.config.option_types import (
+    DURATION,
     LONGEST_S,
     NUMBERS,
     SERVER_NUMBERS,
-    Duration,
-    Names,
+    Several,
     SnapshotEvery,
     WordOr,
 )
@@ -38,7 +38,7 @@ def values(field, kind=None):
     if isinstance(kind, click.FloatRange):
         bounds = {"exclude_min": kind.min_open, "exclude_max": kind.max_open, "allow_infinity": False}
         return st.floats(kind.min, kind.max, **bounds)
-    if isinstance(kind, Duration):
+    if kind is DURATION:
         return st.floats(0, LONGEST_S, exclude_min=True)
     if isinstance(kind, click.Choice):
         return st.sampled_from(kind.choices)
@@ -112,13 +112,13 @@ def test_only_the_default_model_is_narrow_by_default(tmp_path):
     [("90", 90), ("90s", 90), ("1.5m", 90), ("30m", 1800), ("2h", 7200), (" 2 h ", 7200), ("1e-05", 1e-5)],
 )
 def test_durations(text, seconds):
-    assert Duration().convert(text, None, None) == seconds
+    assert DURATION.convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "0h", "", "h", "-5", "5d", "1:30", "nan", "inf", "1e400", "9" * 400, "5 5"])
 def test_what_is_no_duration_is_refused_with_examples(text):
     with pytest.raises(click.BadParameter, match="is not a duration such as 90s, 30m or 2h"):
-        Duration().convert(text, None, None)
+        DURATION.convert(text, None, None)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_what_is_no_list_of_numbers_is_refused(kind, text):
 
 
 def test_lists_of_names():
-    assert Names().convert("single, ddp,single", None, None) == ["single", "ddp"]
+    assert Several().convert("single, ddp,single", None, None) == ["single", "ddp"]
     with pytest.raises(click.BadParameter, match="is not a list such as"):
-        Names().convert([], None, None)
+        Several().convert([], None, None)
 
 
 @pytest.mark.parametrize(
