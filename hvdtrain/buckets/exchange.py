@@ -278,7 +278,11 @@ class Exchange:
                 self._waiting[lane.piece.server].remove(number)
                 self._under_way[lane.piece.server] += lane.size
             gradient, lane.gradient, lane.sent_at = lane.gradient, None, time.perf_counter()
-            answer = lane.send(gradient)
+            try:
+                answer = lane.send(gradient)
+            except Exception as error:
+                self.fail(lane.failure(error))
+                return
             self.on_sent(lane, sum(self._under_way.values()))
             answer.add_done_callback(partial(self._answered, lane, self._beginnings))
 

@@ -73,7 +73,7 @@ from hvdtrain.runs.request import (
 @click.option(
     "--elastic", is_flag=True,
     help="A ring goes on without workers that die, in the same processes, and takes others when an epoch is over: "
-    "allreduce and ddp on CPUs, by --launcher local, ray or ssh.",
+    "allreduce, ddp and sharded on CPUs, by --launcher local, ray or ssh.",
 )  # fmt: skip
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")

@@ -31,12 +31,14 @@ class Elastic(Synchroniser):
         connections: those of the ring.
         model: this worker's.
         message: payload bytes of a step's gradients.
+        each_has_all: of the optimizer's state.
         problem: what went wrong in the ring.
     """
 
     group: ElasticGroup
     message: float
     model: nn.Module
+    each_has_all = True
 
     def meet(self, job: Job, arrival: Arrival | None) -> None:
         """Find the others, and form the first ring. One that joins does that when it is ready: see let_join."""
@@ -44,6 +46,7 @@ class Elastic(Synchroniser):
         self.problem = ""
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []  # what forward changes, and as it was
         self._failures = self._moved = 0
+        self._formed_early: tuple[int, int] | None = None  # a ring, between two rounds of steps
         self._changing = threading.Lock()
         self.group = ElasticGroup(job, self._one_is_lost, lambda line: self.report(line), arrival)
         self.connections = OwnConnections(self.group.addresses)
@@ -97,16 +100,31 @@ class Elastic(Synchroniser):
     def let_join(self, state: Callable[[], dict[str, Any]]) -> tuple[int, int] | None:
         if self.group.leads:
             self.group.open_for_joining(lambda: self._whole(state()))
-        workers, _ = self.group.all_gather([])
-        if workers == self.members:
-            return None
-        self._before = []  # it was no step that came to nothing
-        return self.regroup()
+        self.together(lambda: None)
+        ring, self._formed_early = self._formed_early, None
+        return ring
+
+    def together(self, act: Callable[[], Any]) -> Any:
+        """What this gives between two steps, on a ring of all workers that are there, who are through it."""
+        self._before = []  # it is no step that comes to nothing
+        while True:
+            found, came = None, True
+            try:
+                found = act()
+            except Failure:
+                came = False
+                self.abandon()
+            workers, rows = self.group.all_gather([came])
+            if workers == self.members and rows.all():
+                return found
+            self._formed_early = self.regroup()
 
     def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """With what all workers have alike, for one that joins."""
-        parts = [part for _, part in sorted(self.optimizer_parts(), key=lambda part: part[0])]
-        optimizer = {n: parts[0][n] if n == COUNT else torch.cat([part[n] for part in parts]) for n in parts[0]}
+        optimizer: dict[str, torch.Tensor] = {}
+        if self.each_has_all:  # else it comes when the ring is formed
+            parts = [part for _, part in sorted(self.optimizer_parts(), key=lambda part: part[0])]
+            optimizer = {n: parts[0][n] if n == COUNT else torch.cat([part[n] for part in parts]) for n in parts[0]}
         step = state["history"]["step"]
         return state | {"step": step, "weights": self.model.state_dict(), "optimizer": optimizer}
 
@@ -122,11 +140,11 @@ class Elastic(Synchroniser):
         """
         for buffer, before in self._before:
             buffer.copy_(before)
-        while not self._formed():
+        while not self.formed():
             pass
         return self.members.index(self.group.worker), len(self.members)
 
-    def _formed(self) -> bool:
+    def formed(self) -> bool:
         """Whether all that are there now are in a ring."""
         self.abandon()
         given = self.group.gather(self.offer())

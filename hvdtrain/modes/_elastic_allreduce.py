@@ -2,23 +2,22 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.errors import Failure
 from hvdtrain.modes._elastic import Elastic
-from hvdtrain.modes._ring import Ring
+from hvdtrain.modes._ring import Ring, RingLane
 from hvdtrain.modes.allreduce import AllReduceLane
 from hvdtrain.system.deadline import or_exit
 from hvdtrain.wire import horovod
 
-GLOO_S = 10  # that Gloo waits for another rank's thread
+GLOO_S = 5  # that Gloo waits for another rank's thread
 FORM_S = 20.0  # that Horovod may take to start: where a worker is lost meanwhile, it can wait for that for ever
 
 
@@ -26,14 +25,6 @@ class HeldLane(AllReduceLane):
     """Keeps the average until all workers have all of theirs."""
 
     average: torch.Tensor
-
-    def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
-        try:
-            return super().send(gradient)
-        except Exception as error:  # Horovod has ended: backward goes on, and the step comes to nothing
-            failed: Future[torch.Tensor] = Future()
-            failed.set_exception(error)  # type: ignore[arg-type]  # torch's stub takes results alone
-            return failed
 
     def take(self, average: torch.Tensor) -> None:
         self.average = average
@@ -43,10 +34,10 @@ class HeldLane(AllReduceLane):
 
 
 class ElasticRing(Elastic, Ring):
-    def __init__(self, job: Job, arrival: Arrival | None) -> None:
+    def __init__(self, job: Job, arrival: Arrival | None, make_lane: Callable[..., RingLane] = HeldLane) -> None:
         os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(GLOO_S)
         self.arrival = arrival
-        super().__init__(job, HeldLane)
+        super().__init__(job, make_lane)
 
     def join(self) -> str:
         self.meet(self.job, self.arrival)
@@ -84,3 +75,6 @@ class ElasticRing(Elastic, Ring):
     def update(self) -> None:
         for lane in self.exchange.lanes:
             lane.apply()
+
+    def refresh(self) -> None:
+        self.together(self.exchange.wait_for_all)

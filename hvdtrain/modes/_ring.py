@@ -45,19 +45,18 @@ class Collectives:
         return self._result(hvd.allreduce_async_(packed, op=hvd.Average, name=name))
 
     def average_shard(
-        self, tensor: torch.Tensor, name: str, update: Callable[[torch.Tensor], torch.Tensor]
+        self, tensor: torch.Tensor, name: str, following: Callable[[torch.Tensor], int]
     ) -> "Future[torch.Tensor]":  # fmt: skip
-        """What all ranks make, one after the other, of their shards of the average, [elements] float32.
+        """What Horovod makes of this rank's shard of the average, [shard] float32.
 
         Args:
-            update: takes this rank's shard; what it makes of that goes to all.
+            following: takes the shard, and gives the handle of what Horovod does next.
         """
-        reduced = hvd.reducescatter_async(tensor, op=hvd.Average, name=name)
-        return self._result(reduced, lambda shard: hvd.allgather_async(update(shard), name=f"updated {name}"))
+        return self._result(hvd.reducescatter_async(tensor, op=hvd.Average, name=name), following)
 
-    def gather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Those of all ranks, one after the other, now."""
-        return self._result(hvd.allgather_async(tensor, name=name)).wait()
+    def gather(self, tensor: torch.Tensor, name: str) -> "Future[torch.Tensor]":
+        """Those of all ranks, one after the other."""
+        return self._result(hvd.allgather_async(tensor, name=name))
 
     def forget(self) -> None:
         """Wait for nothing that is under way. Horovod stops next, which knows no handle then and gives each anew."""

@@ -7,10 +7,12 @@ optimizer's state.
 
 from collections.abc import Iterator
 
+import horovod.torch as hvd
 import torch
 from torch.futures import Future
 
 from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
 from hvdtrain.modes._ring import Ring, RingLane
 from hvdtrain.numerics.optimizers import COUNT, state_of
 
@@ -18,6 +20,7 @@ FAMILY = "ring"
 ORDER = 3
 COLOUR = "#7f00ff"
 MARKER = "P"
+ELASTIC = True
 JOINS_HOROVOD = True
 OPTIONS = ("bucket_mb", "ring_transport")
 SHARES = ("equal", "measured")
@@ -27,14 +30,21 @@ WAIT_FOR = ("step", "layer")
 class ShardedLane(RingLane):
     """A shard of the bucket is updated here, those before and after it on the other ranks."""
 
+    def bounds(self, ranks: int) -> list[int]:
+        """Where in the bucket the ranks' shards begin, and its end."""
+        each, more = divmod(len(self.weights), ranks)  # the first ranks have one more: so Horovod cuts
+        return [rank * each + min(rank, more) for rank in range(ranks + 1)]
+
     def choose_part(self) -> tuple[int, torch.Tensor]:
-        each, more = divmod(len(self.weights), self.world.size)  # the first ranks have one more: so Horovod cuts
-        start = self.world.rank * each + min(self.world.rank, more)
-        part = self.weights[start : start + each + (self.world.rank < more)]
+        start, stop = self.bounds(self.world.size)[self.world.rank :][:2]
+        part = self.weights[start:stop]
         return start, part.cpu() if self.staging else part
 
     def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
-        return self.ring.average_shard(gradient, f"bucket {self.number}", self.update)
+        return self.ring.average_shard(
+            gradient, f"bucket {self.number}",
+            lambda shard: hvd.allgather_async(self.update(shard), name=f"updated {self.number}"),
+        )  # fmt: skip
 
     def take(self, weights: torch.Tensor) -> None:
         self.write(weights)
@@ -44,9 +54,13 @@ class Sharded(Ring):
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         for lane in self.exchange.lanes:
             parts = state_of(lane.optimizer, [lane.part]).items()
-            gathered = {n: v if n == COUNT else lane.ring.gather(v, f"{n} {lane.number}") for n, v in parts}
+            gathered = {n: v if n == COUNT else lane.ring.gather(v, f"{n} {lane.number}").wait() for n, v in parts}
             yield lane.piece.start, gathered
 
 
-def connect(job: Job) -> Ring:
+def connect(job: Job, arrival: Arrival | None = None) -> Ring:
+    if job.world.elastic:
+        from hvdtrain.modes._elastic_sharded import ElasticSharded
+
+        return ElasticSharded(job, arrival)
     return Sharded(job, ShardedLane)

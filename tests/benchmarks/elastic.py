@@ -53,7 +53,7 @@ def job(mode: str, out: Path, kill: random.Random | None) -> tuple[str, float, s
 def median_step(mode: str, out: Path, place: tuple[str, ...]) -> float:
     """Milliseconds."""
     options = ("--mode", mode, "--threads", 1, "--epochs", EPOCHS, "--snapshot-every", "never")
-    options += ("--ring-transport", "gloo") if mode == "allreduce" else ()
+    options += ("--ring-transport", "gloo") if mode != "ddp" else ()
     with Launched(out, "local", 2, 0, *options, place=place) as running:
         said, _ = running.process.communicate(timeout=300)
     assert running.process.returncode == 0, said
@@ -73,7 +73,7 @@ def cost(mode: str, folder: Path, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("ddp", "allreduce"))
+    parser.add_argument("mode", choices=("ddp", "allreduce", "sharded"))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)

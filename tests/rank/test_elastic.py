@@ -39,7 +39,9 @@ def undisturbed(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize(("mode", "killed"), [("ddp", 2), ("allreduce", 1)])
+@pytest.mark.parametrize(
+    ("mode", "killed"), [("ddp", 2), ("sharded", 1), pytest.param("allreduce", 1, marks=pytest.mark.hosts)]
+)
 def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sample_is_lost_or_counts_twice(
     mode, killed, undisturbed, tmp_path
 ):

@@ -1,0 +1,165 @@
+"""`sharded` whose workers may be lost: each rank keeps and updates the next rank's shard too.
+
+So a lost worker's part of the optimizer's state is with the rank before it, as up to date as it was: redundant
+computing, as Bamboo does for the stages of a pipeline (Thorpe et al., NSDI'23, arXiv:2204.12013). Two neighbours that
+are lost at once end the job. The first rank has nobody before it, and ends the job anyway.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch.futures import Future
+
+from hvdtrain.coordination.job import Job
+from hvdtrain.coordination.joining import Arrival
+from hvdtrain.errors import Failure
+from hvdtrain.modes._elastic_allreduce import ElasticRing
+from hvdtrain.modes.sharded import ShardedLane
+from hvdtrain.numerics.optimizers import COUNT, make_exchange_optimizer, restore_state, state_of
+
+
+class HeldShard(ShardedLane):
+    """The part is this rank's shard and the next one's. It is updated when all workers have all averages.
+
+    Attributes:
+        own: elements of this rank's shard.
+        gathers: what is sent goes to all ranks, and is no gradient.
+        came: what the last message came to.
+    """
+
+    own, gathers = 0, False
+    came: Any
+
+    def kept(self, rank: int, ranks: int) -> slice:
+        """The shards that a rank keeps, in the bucket."""
+        bounds = self.bounds(ranks)
+        return slice(bounds[rank], bounds[min(rank + 2, ranks)])
+
+    def choose_part(self) -> tuple[int, torch.Tensor]:
+        """That of Horovod's ring now; a worker that joins has none before it is in one."""
+        if not hvd.is_initialized():
+            return 0, self.weights[:0]
+        rank, bounds = hvd.rank(), self.bounds(hvd.size())
+        self.own = bounds[rank + 1] - bounds[rank]
+        return bounds[rank], self.weights[self.kept(rank, hvd.size())]
+
+    def keep(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Have the part of the ring that was formed; the optimizer's state of it."""
+        self.start, self.part = self.choose_part()
+        self.optimizer = make_exchange_optimizer(self.config, [self.part], hvd.size())
+        restore_state(self.optimizer, [self.part], state)
+
+    def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
+        if self.gathers:
+            return self.ring.gather(gradient, f"gathered {self.number}")
+        return self.ring.average_shard(gradient, f"bucket {self.number}", self._send_to_keepers)
+
+    def _send_to_keepers(self, shard: torch.Tensor) -> int:
+        """Send the average of this rank's shard to those who update it, the rank before and this one: each has that of
+        its part then.
+        """
+        lengths = torch.zeros(hvd.size(), dtype=torch.int32)
+        lengths[max(0, hvd.rank() - 1) : hvd.rank() + 1] = len(shard)
+        copies = shard.repeat(int((lengths > 0).sum()))
+        return hvd.alltoall_async(copies, lengths, name=f"part {self.number}")
+
+    def take(self, came: Any) -> None:
+        self.came = came
+
+
+class ElasticSharded(ElasticRing):
+    """
+    Attributes:
+        holders: the workers that have the optimizer's state, in the order of their shards.
+        coming: of each bucket, the state of the part in a ring that is being formed.
+        orphans: workers of whose shard nobody has the state any more.
+    """
+
+    each_has_all = False
+
+    def __init__(self, job: Job, arrival: Arrival | None) -> None:
+        self.holders: list[int] = []
+        self.coming: list[dict[str, torch.Tensor]] = []
+        self.orphans: list[int] = []
+        super().__init__(job, arrival, HeldShard)
+        self.holders = self.members
+
+    def offer(self) -> Any:
+        """And who has which shards, and what their state consists of."""
+        state: dict[str, torch.Tensor] = {}
+        for lane in self.exchange.lanes[:1] if self.holders else ():
+            state = state_of(lane.optimizer, [lane.part])
+        count = state.pop(COUNT, torch.empty(0)).tolist()
+        return *super().offer(), self.holders, list(state), count
+
+    def form(self, place: int, given: Mapping[int, Any]) -> None:
+        """Also bring all weights to all workers, and the optimizer's state to where it is kept from now on."""
+        super().form(place, given)
+        *_, holders, names, count = given[0]
+        lost = set(holders) - set(self.members)
+        self.orphans = [after for before, after in pairwise(holders) if {before, after} <= lost]
+        self.coming = []
+        after = holders.index(self.group.worker) + 1 if self.holders else len(holders)
+        takes_over = after < len(holders) and holders[after] in lost
+        for lane in self.exchange.lanes if holders and not self.orphans else ():
+            there = len(lane.part) if takes_over else lane.own
+            vectors = {"": lane.part} | state_of(lane.optimizer, [lane.part])
+            state = {COUNT: torch.tensor(count)} if count else {}
+            for name in ["", *names]:
+                whole = self._gather(lane, vectors.get(name, lane.part)[:there])
+                if name:
+                    state[name] = whole[lane.kept(place, len(self.members))].clone()
+                else:
+                    lane.write(whole)
+            self.coming.append(state)
+
+    def formed(self) -> bool:
+        formed = super().formed()
+        if self.orphans:
+            raise Failure(
+                f"workers {self.orphans} and those before them in the ring were lost at once, and with them the "
+                "optimizer's state of their shards: go on from the last snapshot with --resume, or give --retries"
+            )
+        if formed and self.coming:
+            self.holders = self.members
+            for lane, state in zip(self.exchange.lanes, self.coming, strict=True):
+                lane.keep(state)
+        return formed
+
+    def update(self) -> None:
+        """All take the step, from here on. Where a worker is lost before all have all new weights, the next step comes
+        to nothing, and the ring that is formed then brings them.
+        """
+        lanes = self.exchange.lanes
+        for lane in lanes:
+            average, _ = lane.came
+            lane.gathers = True
+            self.exchange.send(lane.number, lane.update(average)[: lane.own])
+        try:
+            self.exchange.wait_for_all()
+        except Failure:
+            self.abandon()
+        else:
+            for lane in lanes:
+                lane.write(lane.came)
+                lane.came, lane.gathers = None, False
+        self._moved += round(self.message / len(self.members))  # of gradients, to the rank before
+
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        def gathered() -> dict[str, torch.Tensor]:
+            parts = state_of(lane.optimizer, [lane.part]).items()
+            return {name: v if name == COUNT else self._gather(lane, v[: lane.own]) for name, v in parts}
+
+        for lane in self.exchange.lanes:
+            yield lane.piece.start, self.together(gathered)
+
+    def _gather(self, lane: HeldShard, values: torch.Tensor) -> torch.Tensor:
+        """Those of all ranks, one after the other."""
+        lane.gathers = True
+        self.exchange.send(lane.number, values)
+        self.exchange.wait_for([lane.number])
+        lane.gathers = False
+        return lane.came
