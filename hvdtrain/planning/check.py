@@ -33,19 +33,22 @@ def finished(folder: Path) -> Run:
 
 
 def measured_step_s(run: Run) -> float:
-    """Wall seconds for one step of the job. Of lockstep modes the median between two steps of a worker, the mean over
-    workers; where each goes at its own pace, of all steps together. UsageError where there are too few.
+    """Wall seconds for one step of the job. Of lockstep modes the median between two steps of a worker, or two rounds
+    of local steps, the mean over workers; where each goes at its own pace, of all steps together. UsageError where
+    there are too few.
     """
     if not modes.declared(run.kind.mode).lockstep and run.summary.steps and run.summary.wall_s:
         return run.summary.wall_s / run.summary.steps
     ranks, _ = run.read_steps()
-    medians = []
+    medians, every = [], run.local_steps
     for steps in ranks.values():
-        ends = [step.time for step in steps[WARM_UP - 1 :]]
+        ends = [step.time for step in steps[-(-WARM_UP // every) * every - 1 :: every]]
         if len(ends) > 1:
-            medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)))
+            medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)) / every)
     if not medians:
-        raise UsageError(f"{run.folder} has too few steps to measure one: at least {WARM_UP + 1} are needed")
+        raise UsageError(
+            f"{run.folder} has too few steps to measure one: at least {max(WARM_UP + 1, 2 * every)} are needed"
+        )
     return statistics.fmean(medians)
 
 

@@ -3,11 +3,11 @@
     sudo python tests/benchmarks/plan.py --out plan-check
 
 For each model: two hosts of `hvdtrain hosts` at 300 Mbit/s, a run of the ring and one of a server there, and `plan
-calibrate --from` these; then other rates, numbers of hosts and of servers, which really run, a worker on each host and
-servers beside them. Prints each error, the median and the largest, and how often the faster of ring and servers was
-foretold where they differ by more than a tenth, how many runs lie in their intervals, and the Brier score of which is
-the faster; writes rows.json and predicted.svg. The calibration never sees a run that is predicted. Needs what `hvdtrain
-hosts up` needs.
+calibrate --from` these; then other rates, numbers of hosts and of servers, sharded rings, rings that wait for layers,
+and local steps, which really run, a worker on each host and servers beside them. Prints each error, the median and the
+largest, and how often the faster of ring and servers was foretold where they differ by more than a tenth, how many runs
+lie in their intervals, and the Brier score of which is the faster; writes rows.json and predicted.svg. The calibration
+never sees a run that is predicted. Needs what `hvdtrain hosts up` needs.
 
 Each host has 0.45 of a core to itself (`hosts up --cpus`), however many there are: four of them on two cores do not
 take each other's time, as real hosts do not.
@@ -33,10 +33,17 @@ CORES = 0.45  # of each host
 MODELS = {"vggf": "0.25", "vgg16": "0.5"}
 BATCH = 4  # of each worker
 STEPS, CALIBRATION_STEPS = 7, 15  # the more steps, the less the first one weighs in what a run's messages cost
-CELLS = {  # (hosts, rate) to servers; 0 is the ring
-    "vggf": {(2, "100mbit"): (0, 1, 2), (3, "1gbit"): (0, 1, 3), (4, "200mbit"): (0, 1, 3)},
-    "vgg16": {(2, "1gbit"): (0, 1, 2), (4, "1gbit"): (0, 2, 3)},
+# (hosts, rate) to modes, with their number of servers, and to `layer`, --wait-for layer, or `H`, --local-steps.
+RINGS = ("allreduce", "sharded", "allreduce layer")
+CELLS = {
+    "vggf": {
+        (2, "100mbit"): (*RINGS, "ps-sync 1", "ps-sync 2", "allreduce H", "ps-sync 2 H"),
+        (3, "1gbit"): ("allreduce", "ps-sync 1", "ps-sync 3"),
+        (4, "200mbit"): (*RINGS, "ps-sync 1", "ps-sync 3", "allreduce H", "ps-sync 3 H"),
+    },
+    "vgg16": {(2, "1gbit"): (*RINGS, "ps-sync 1", "ps-sync 2"), (4, "1gbit"): ("allreduce", "ps-sync 2", "ps-sync 3")},
 }
+LOCAL_STEPS, ROUNDS = 4, 4
 
 
 def hvdtrain(*words: str) -> None:
@@ -53,13 +60,17 @@ def up(count: int, rate: str) -> None:
     hvdtrain("hosts", "up", "--count", str(count), "--rate", rate, "--cpus", ",".join([str(CORES)] * count))
 
 
-def run(model: str, count: int, servers: int, out: Path, steps: int = STEPS) -> None:
-    mode = "ps-sync" if servers else "allreduce"
+def run(model: str, count: int, cell: str, out: Path, steps: int = STEPS) -> None:
+    mode, *words = cell.split()
+    servers = int(next(filter(str.isdigit, words), 0))
+    more = ["--wait-for", "layer"] if "layer" in words else []
+    if "H" in words:
+        more, steps = ["--local-steps", str(LOCAL_STEPS)], LOCAL_STEPS * ROUNDS
     hvdtrain(
         "launch", "--launcher", "ssh", "-n", str(count), "-s", str(servers), "-H", hosts(count, servers),
         "--out", str(out), "--", "--mode", mode, "--model", model, "--width", MODELS[model], "--optimizer", "sgd",
         "--batch-size", str(BATCH * count), "--steps", str(steps), "--threads", "1", "--snapshot-every", "never",
-        "--timeout", "10m",
+        "--timeout", "10m", *more,
     )  # fmt: skip
 
 
@@ -67,29 +78,29 @@ def measure(model: str, out: Path) -> list[dict]:
     calibration = out / f"{model}.json"
     if not calibration.exists():
         up(2, CALIBRATED_AT)
-        known = [out / f"{model}-calibration-{servers}" for servers in (0, 1)]
-        for servers, folder in enumerate(known):
+        known = {cell: out / f"{model}-calibration-{cell}".replace(" ", "-") for cell in ("allreduce", "ps-sync 1")}
+        for cell, folder in known.items():
             if not (folder / "summary.json").exists():
-                run(model, 2, servers, folder, CALIBRATION_STEPS)
+                run(model, 2, cell, folder, CALIBRATION_STEPS)
         hvdtrain(
             "plan", "calibrate", "--model", model, "--width", MODELS[model], "--batch-size", str(BATCH), "--optimizer",
-            "sgd", *(word for folder in known for word in ("--from", str(folder))), "--bandwidth", CALIBRATED_AT,
-            "--out", str(calibration),
+            "sgd", *(word for folder in known.values() for word in ("--from", str(folder))),
+            "--bandwidth", CALIBRATED_AT, "--out", str(calibration),
         )  # fmt: skip
     rows = []
-    for (count, rate), numbers in CELLS[model].items():
-        folders = [out / f"{model}-{count}-{rate}-{servers}" for servers in numbers]
+    for (count, rate), cells in CELLS[model].items():
+        folders = [out / f"{model}-{count}-{rate}-{cell}".replace(" ", "-") for cell in cells]
         if not all((folder / "summary.json").exists() for folder in folders):
             up(count, rate)
-        for servers, folder in zip(numbers, folders, strict=True):
+        for cell, folder in zip(cells, folders, strict=True):
             if not (folder / "summary.json").exists():
-                run(model, count, servers, folder)
+                run(model, count, cell, folder)
         gbit = BANDWIDTH.convert(rate, None, None)
         compared = [compare(load(calibration), finished(folder), gbit) for folder in folders]
-        rows += [row | {"model": model, "rate": rate} for row in compared]
-        for row in compared:
+        for row, cell in zip(compared, cells, strict=True):
+            rows.append(row | {"model": model, "rate": rate, "cell": cell, "local": "H" in cell})
             print(
-                f"{model:6} {row['mode']:9} x{row['workers']}+{row['servers']} {rate:8} measured "
+                f"{model:6} {cell:15} x{row['workers']} {rate:8} measured "
                 f"{row['measured_step_s']:7.3f} s, predicted {row['predicted_step_s']:7.3f} s "
                 f"({row['low']:.3g} to {row['high']:.3g}), {row['error']:+.1%}",
                 flush=True,
@@ -101,7 +112,7 @@ def winners(rows: list[dict]) -> tuple[int, int]:
     """Pairs of runs on the same hosts that differ by more than a tenth, and of them, those foretold right."""
     pairs = right = 0
     for a, b in itertools.combinations(rows, 2):
-        same = all(a[key] == b[key] for key in ("model", "rate", "workers"))
+        same = all(a[key] == b[key] for key in ("model", "rate", "workers", "local"))
         if same and abs(a["measured_step_s"] / b["measured_step_s"] - 1) > 0.1:
             pairs += 1
             right += (a["measured_step_s"] < b["measured_step_s"]) == (a["predicted_step_s"] < b["predicted_step_s"])
@@ -115,7 +126,7 @@ def sureness(rows: list[dict]) -> tuple[float, list[float]]:
     inside = [row["low"] <= row["measured_step_s"] <= row["high"] for row in rows]
     errors = []
     for ring, servers in itertools.permutations(rows, 2):
-        same = all(ring[key] == servers[key] for key in ("model", "rate", "workers"))
+        same = all(ring[key] == servers[key] for key in ("model", "rate", "workers", "local"))
         if same and not ring["servers"] and servers["servers"]:
             apart = sum((math.log(row["high"] / row["low"]) / 2 / Z90) ** 2 for row in (ring, servers))
             apart -= 2 * (SHARED * MODEL_ERROR) ** 2  # errors that both have

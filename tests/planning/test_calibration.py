@@ -331,6 +331,15 @@ def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
     assert (asked.round_steps, asked.is_leased, asked.softsync) == (report_runs.PER_EPOCH, True, False)
 
 
+def test_of_local_steps_rounds_are_measured_each_with_its_exchange(tmp_path):
+    folder = report_runs.write(tmp_path, "allreduce", 2, change={"options": {"local_steps": 4}})
+    ends = [0.1 * n + 0.6 * ((n - 1) // 4) for n in range(1, 18)]  # a round's exchange is over before the next step is
+    for rank in range(2):
+        rows = [{"step": n, "time": end, "samples": 4, "loss": None} for n, end in enumerate(ends, 1)]
+        (folder / f"metrics.rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert check.measured_step_s(load_run(folder)) == pytest.approx(0.25)
+
+
 def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
     made = make()  # one of the runs has measured the links, for both
     folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
