@@ -46,9 +46,8 @@ def measured_step_s(run: Run) -> float:
         if len(ends) > 1:
             medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)) / every)
     if not medians:
-        raise UsageError(
-            f"{run.folder} has too few steps to measure one: at least {max(WARM_UP + 1, 2 * every)} are needed"
-        )
+        least = max(WARM_UP + 1, 2 * every)
+        raise UsageError(f"{run.folder} has too few steps to measure one: at least {least} are needed")
     return statistics.fmean(medians)
 
 
