@@ -21,7 +21,6 @@ SHARED, OWN = 0.8, 0.6
 SAMPLED = 2000
 NAMES = ("ring", "servers", "one_machine")
 Prices = tuple[float, float]  # of a worker's host and of a server's, an hour
-ALIKE = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Contest:
             found.append((speed(self.calibration, job, outcome.step_s) if is_cluster else 0.0, job))
         return sorted(found, key=lambda one: -one[0])
 
-    def place(self, hosts: int, prices: Prices = ALIKE, detail: Detail = FINE) -> Row:
+    def place(self, hosts: int, prices: Prices = (1.0, 1.0), detail: Detail = FINE) -> Row:
         """A place of the map: the best of each side, and how probably each is the fastest of all."""
         workers, best = hosts * self.asked.workers_per_host, []
         for jobs in (*self.sides(hosts, prices), [machine(self.asked, workers)]):

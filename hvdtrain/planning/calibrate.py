@@ -29,9 +29,8 @@ UNKNOWN = {
 
 
 def calibrate(
-    config: RunConfig, batch: int, say: Callable[[str], None], runs: Sequence[Run] = (),
-    bandwidth: float | None = None,
-) -> Calibration:  # fmt: skip
+    config: RunConfig, batch: int, say: Callable[[str], None], runs: Sequence[Run] = (), bandwidth: float | None = None
+) -> Calibration:
     """Measure the model, width, dataset, optimizer and image size of the config, and the modes, on this machine; `runs`
     and `bandwidth` as from_runs has them. `say` shows the user a line.
     """

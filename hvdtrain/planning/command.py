@@ -107,10 +107,8 @@ def predict(
             raise UsageError("--hosts asks about one network: give one --bandwidth, and one number of --local-steps")
         prediction.check_slow(asked, hosts * gpus_per_host)
         asked = replace(asked, bandwidth_gbit=bandwidths[0], local_steps=local_steps[0])
-        contest, prices = (
-            best.Contest(known, asked, names),
-            (price_host, price_host if price_server is None else price_server),
-        )
+        contest = best.Contest(known, asked, names)
+        prices = price_host, price_host if price_server is None else price_server
         rows, map_ = contest.splits(hosts, prices), [contest.place(hosts, prices)]
         title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
     elif (price_server, price_host) != (None, 1.0):

@@ -98,8 +98,7 @@ class Processors:
 
     def __init__(self, clock: Clock, cores: float) -> None:
         self.clock, self.cores = clock, cores
-        self.attained, self.since = 0.0, 0.0
-        self.running = 0.0
+        self.attained = self.since = self.running = 0.0
         self._work: list[tuple[float, int, float, Then]] = []
         self._numbers = itertools.count()
         self._round = 0  # of planned ends: an older one is void
