@@ -75,7 +75,7 @@ class ElasticSharded(ElasticRing):
     Attributes:
         holders: the workers that have the optimizer's state, in the order of their shards.
         coming: of each bucket, the state of the part in a ring that is being formed.
-        orphans: workers of whose shard nobody has the state any more.
+        orphans: neighbours that are both lost: nobody has the state of the latter's shard any more.
     """
 
     each_has_all = False
@@ -100,7 +100,7 @@ class ElasticSharded(ElasticRing):
         super().form(place, given)
         *_, holders, names, count = given[0]
         lost = set(holders) - set(self.members)
-        self.orphans = [after for before, after in pairwise(holders) if {before, after} <= lost]
+        self.orphans = sorted({worker for pair in pairwise(holders) if lost.issuperset(pair) for worker in pair})
         self.coming = []
         after = holders.index(self.group.worker) + 1 if self.holders else len(holders)
         takes_over = after < len(holders) and holders[after] in lost
@@ -120,8 +120,8 @@ class ElasticSharded(ElasticRing):
         formed = super().formed()
         if self.orphans:
             raise Failure(
-                f"workers {self.orphans} and those before them in the ring were lost at once, and with them the "
-                "optimizer's state of their shards: go on from the last snapshot with --resume, or give --retries"
+                f"workers {self.orphans}, neighbours in the ring, were lost at once, and with them the optimizer's "
+                "state of a shard: go on from the last snapshot with --resume, or give --retries"
             )
         if formed and self.coming:
             self.holders = self.members

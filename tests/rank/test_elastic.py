@@ -1,6 +1,7 @@
 """Elastic rings: a worker that is killed amid training is gone and nothing else is; one joins when an epoch is over."""
 
 import json
+import re
 import signal
 
 import pytest
@@ -103,6 +104,22 @@ def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_p
         assert job.process.returncode == 143, said
         assert not job.alive()
     assert list((out / "snapshots").glob("step-*"))
+
+
+@pytest.mark.hosts
+def test_two_neighbours_in_a_sharded_ring_that_are_lost_at_once_end_the_job_in_one_line(tmp_path):
+    """Unless Horovod had begun to start again without the one alone."""
+    options = ["--mode", "sharded", *JOB, *SLOW]
+    with Launched(tmp_path / "run", "local", 4, 0, *options, place=["--elastic"], forked=True) as job:
+        job.wait_for_steps(20)
+        ranks = job.ranks()
+        ranks[1].kill()
+        ranks[2].kill()
+        said, _ = job.process.communicate(timeout=60)
+    assert job.process.returncode == 1
+    assert re.search(
+        r"workers \[1, 2\], neighbours in the ring, were lost|one more worker may be lost", said.splitlines()[-1]
+    )
 
 
 def test_the_first_worker_is_needed_and_its_loss_is_one_line(tmp_path):
