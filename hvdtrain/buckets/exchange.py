@@ -278,11 +278,7 @@ class Exchange:
                 self._waiting[lane.piece.server].remove(number)
                 self._under_way[lane.piece.server] += lane.size
             gradient, lane.gradient, lane.sent_at = lane.gradient, None, time.perf_counter()
-            try:
-                answer = lane.send(gradient)
-            except Exception as error:
-                self.fail(lane.failure(error))
-                return
+            answer = lane.send(gradient)
             self.on_sent(lane, sum(self._under_way.values()))
             answer.add_done_callback(partial(self._answered, lane, self._beginnings))
 

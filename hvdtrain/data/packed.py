@@ -226,6 +226,8 @@ def _footer(filesystem: Any, path: str, size: int) -> bytes:
     if not 12 <= size <= MAX_FILE_BYTES:
         raise ValueError(f"it has {size:,} bytes")
     tail: bytes = filesystem.cat_file(path, start=max(0, size - 2**16), end=size)
+    if len(tail) != min(size, 2**16):
+        raise ValueError("its server sends no parts of files (then copy the data set to a disk)")
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != b"PAR1" or length > size - 4:
         raise ValueError("it is no Parquet file, or a part of one")

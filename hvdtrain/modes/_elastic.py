@@ -46,7 +46,7 @@ class Elastic(Synchroniser):
         self.problem = ""
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []  # what forward changes, and as it was
         self._failures = self._moved = 0
-        self._formed_early: tuple[int, int] | None = None  # a ring, between two rounds of steps
+        self._untold: tuple[int, int] | None = None  # of a ring formed between two rounds: what let_join is to return
         self._changing = threading.Lock()
         self.group = ElasticGroup(job, self._one_is_lost, lambda line: self.report(line), arrival)
         self.connections = OwnConnections(self.group.addresses)
@@ -60,7 +60,7 @@ class Elastic(Synchroniser):
 
     @abstractmethod
     def form(self, place: int, given: Mapping[int, Any]) -> None:
-        """Form a ring.
+        """Form a ring, whose `connections` are those that are opened meanwhile.
 
         Args:
             place: this worker's, from 0.
@@ -101,11 +101,13 @@ class Elastic(Synchroniser):
         if self.group.leads:
             self.group.open_for_joining(lambda: self._whole(state()))
         self.together(lambda: None)
-        ring, self._formed_early = self._formed_early, None
+        ring, self._untold = self._untold, None
         return ring
 
     def together(self, act: Callable[[], Any]) -> Any:
-        """What this gives between two steps, on a ring of all workers that are there, who are through it."""
+        """Call this between two steps, on all workers, and return what it gave when all are through it. Where one is
+        lost meanwhile, the others form the ring anew, and call it again.
+        """
         self._before = []  # it is no step that comes to nothing
         while True:
             found, came = None, True
@@ -117,7 +119,7 @@ class Elastic(Synchroniser):
             workers, rows = self.group.all_gather([came])
             if workers == self.members and rows.all():
                 return found
-            self._formed_early = self.regroup()
+            self._untold = self.regroup()
 
     def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """With what all workers have alike, for one that joins."""
@@ -155,8 +157,7 @@ class Elastic(Synchroniser):
             self.members = sorted(given)
         place, problem = self.members.index(self.group.worker), ""
         try:
-            with self.connections.opening():
-                self.form(place, given)
+            self.form(place, given)
         except Exception as error:
             traceback.print_exc()
             self.problem = problem = str(error)

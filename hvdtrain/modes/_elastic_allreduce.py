@@ -17,7 +17,7 @@ from hvdtrain.modes.allreduce import AllReduceLane
 from hvdtrain.system.deadline import or_exit
 from hvdtrain.wire import horovod
 
-GLOO_S = 5  # that Gloo waits for another rank's thread
+GLOO_S = 10  # in which a message of Gloo's is through: at 14 Mbit/s one of 16 MB
 FORM_S = 20.0  # that Horovod may take to start: where a worker is lost meanwhile, it can wait for that for ever
 
 
@@ -55,7 +55,10 @@ class ElasticRing(Elastic, Ring):
         if hasattr(self, "exchange"):
             self.exchange.lanes[0].ring.forget()
             self.exchange.begin_again()
-        with or_exit(FORM_S, f"rank {self.world.rank}: Horovod did not start again: one more worker may be lost"):
+        with (
+            self.connections.opening(),
+            or_exit(FORM_S, f"rank {self.world.rank}: Horovod did not start again: one more worker may be lost"),
+        ):
             horovod.join_anew(place, hosts, given[0][1] if len(hosts) > 1 else "")
 
     def abandon(self) -> None:
@@ -64,6 +67,7 @@ class ElasticRing(Elastic, Ring):
             self.exchange.fail(Failure("a worker is lost"))
 
     def wait(self) -> None:
+        """Also take the step, when all workers can."""
         problem = ""
         try:
             super().wait()
@@ -71,8 +75,9 @@ class ElasticRing(Elastic, Ring):
             problem = str(error)
             self.connections.cut()  # so that the others do not wait for this worker
         self.take_together(problem)
+        self.apply()
 
-    def update(self) -> None:
+    def apply(self) -> None:
         for lane in self.exchange.lanes:
             lane.apply()
 

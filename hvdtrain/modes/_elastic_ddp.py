@@ -50,7 +50,8 @@ class ElasticDdp(Elastic, Ddp):
 
     def form(self, place: int, given: Mapping[int, Any]) -> None:
         store = dist.PrefixStore(f"ring/{self.group.sums}", self.store)
-        self.ring = dist.ProcessGroupGloo(store, place, len(given), timedelta(seconds=FORM_S))
+        with self.connections.opening():
+            self.ring = dist.ProcessGroupGloo(store, place, len(given), timedelta(seconds=FORM_S))
         self._failed = ""
 
     def abandon(self) -> None:

@@ -2,9 +2,10 @@
 
 So a lost worker's part of the optimizer's state is with the rank before it, as up to date as it was: redundant
 computing, as Bamboo does for the stages of a pipeline (Thorpe et al., NSDI'23, arXiv:2204.12013). Two neighbours that
-are lost at once end the job. The first rank has nobody before it, and ends the job anyway.
+are lost before the ring is formed anew end the job. Rank 0's shard has no second copy; its loss ends the job anyway.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -39,7 +40,7 @@ class HeldShard(ShardedLane):
         return slice(bounds[rank], bounds[min(rank + 2, ranks)])
 
     def choose_part(self) -> tuple[int, torch.Tensor]:
-        """That of Horovod's ring now; a worker that joins has none before it is in one."""
+        """That of Horovod's ring now, of which `own` is set; a worker that joins has none before it is in one."""
         if not hvd.is_initialized():
             return 0, self.weights[:0]
         rank, bounds = hvd.rank(), self.bounds(hvd.size())
@@ -75,7 +76,7 @@ class ElasticSharded(ElasticRing):
     Attributes:
         holders: the workers that have the optimizer's state, in the order of their shards.
         coming: of each bucket, the state of the part in a ring that is being formed.
-        orphans: neighbours that are both lost: nobody has the state of the latter's shard any more.
+        orphans: neighbours that are both gone: nobody has the state of the latter's shard any more.
     """
 
     each_has_all = False
@@ -84,27 +85,29 @@ class ElasticSharded(ElasticRing):
         self.holders: list[int] = []
         self.coming: list[dict[str, torch.Tensor]] = []
         self.orphans: list[int] = []
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # a message is one bucket's, and through in GLOO_S
         super().__init__(job, arrival, HeldShard)
         self.holders = self.members
 
     def offer(self) -> Any:
         """And who has which shards, and what their state consists of."""
-        state: dict[str, torch.Tensor] = {}
-        for lane in self.exchange.lanes[:1] if self.holders else ():
-            state = state_of(lane.optimizer, [lane.part])
+        lanes = self.exchange.lanes[:1] if self.holders else []
+        state = state_of(lanes[0].optimizer, [lanes[0].part]) if lanes else {}
         count = state.pop(COUNT, torch.empty(0)).tolist()
         return *super().offer(), self.holders, list(state), count
 
     def form(self, place: int, given: Mapping[int, Any]) -> None:
         """Also bring all weights to all workers, and the optimizer's state to where it is kept from now on."""
-        super().form(place, given)
         *_, holders, names, count = given[0]
         lost = set(holders) - set(self.members)
         self.orphans = sorted({worker for pair in pairwise(holders) if lost.issuperset(pair) for worker in pair})
         self.coming = []
+        if self.orphans:
+            return
+        super().form(place, given)
         after = holders.index(self.group.worker) + 1 if self.holders else len(holders)
         takes_over = after < len(holders) and holders[after] in lost
-        for lane in self.exchange.lanes if holders and not self.orphans else ():
+        for lane in self.exchange.lanes if holders else ():
             there = len(lane.part) if takes_over else lane.own
             vectors = {"": lane.part} | state_of(lane.optimizer, [lane.part])
             state = {COUNT: torch.tensor(count)} if count else {}
@@ -120,8 +123,8 @@ class ElasticSharded(ElasticRing):
         formed = super().formed()
         if self.orphans:
             raise Failure(
-                f"workers {self.orphans}, neighbours in the ring, were lost at once, and with them the optimizer's "
-                "state of a shard: go on from the last snapshot with --resume, or give --retries"
+                f"workers {self.orphans}, neighbours in the ring, are gone at once, and with them a shard's optimizer "
+                "state: go on from the last snapshot with --resume, or give --retries"
             )
         if formed and self.coming:
             self.holders = self.members
@@ -129,12 +132,11 @@ class ElasticSharded(ElasticRing):
                 lane.keep(state)
         return formed
 
-    def update(self) -> None:
+    def apply(self) -> None:
         """All take the step, from here on. Where a worker is lost before all have all new weights, the next step comes
-        to nothing, and the ring that is formed then brings them.
+        to nothing, and forming the ring anew brings the new weights.
         """
-        lanes = self.exchange.lanes
-        for lane in lanes:
+        for lane in self.exchange.lanes:
             average, _ = lane.came
             lane.gathers = True
             self.exchange.send(lane.number, lane.update(average)[: lane.own])
@@ -143,10 +145,11 @@ class ElasticSharded(ElasticRing):
         except Failure:
             self.abandon()
         else:
-            for lane in lanes:
+            for lane in self.exchange.lanes:
                 lane.write(lane.came)
                 lane.came, lane.gathers = None, False
-        self._moved += round(self.message / len(self.members))  # of gradients, to the rank before
+        if not self.group.leads:  # the gradients of its shard, to the rank before
+            self._moved += round(self.message / len(self.members))
 
     def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         def gathered() -> dict[str, torch.Tensor]:
@@ -161,5 +164,5 @@ class ElasticSharded(ElasticRing):
         lane.gathers = True
         self.exchange.send(lane.number, values)
         self.exchange.wait_for([lane.number])
-        lane.gathers = False
-        return lane.came
+        came, lane.came, lane.gathers = lane.came, None, False
+        return came

@@ -36,13 +36,13 @@ class Collectives:
     """Horovod's operations on buckets. A thread waits for them, so that what follows is done at once."""
 
     def __init__(self) -> None:
-        self._handles: SimpleQueue[tuple[int, Callable[[torch.Tensor], int] | None, Any]] = SimpleQueue()
+        self._handles: SimpleQueue[tuple[int, Callable[[Any], int] | None, Any]] = SimpleQueue()
         threading.Thread(target=self._wait, name="ring", daemon=True).start()
 
     def average(self, tensor: torch.Tensor, name: str, half: bool) -> "Future[torch.Tensor]":
         """The average over all ranks, [as tensor] float32; half: it travels as float16."""
         packed, _ = (hvd.Compression.fp16 if half else hvd.Compression.none).compress(tensor)
-        return self._result(hvd.allreduce_async_(packed, op=hvd.Average, name=name))
+        return self._result(lambda: hvd.allreduce_async_(packed, op=hvd.Average, name=name))
 
     def average_shard(
         self, tensor: torch.Tensor, name: str, following: Callable[[torch.Tensor], int]
@@ -52,31 +52,35 @@ class Collectives:
         Args:
             following: takes the shard, and gives the handle of what Horovod does next.
         """
-        return self._result(hvd.reducescatter_async(tensor, op=hvd.Average, name=name), following)
+        return self._result(lambda: hvd.reducescatter_async(tensor, op=hvd.Average, name=name), following)
 
     def gather(self, tensor: torch.Tensor, name: str) -> "Future[torch.Tensor]":
         """Those of all ranks, one after the other."""
-        return self._result(hvd.allgather_async(tensor, name=name))
+        return self._result(lambda: hvd.allgather_async(tensor, name=name))
 
     def forget(self) -> None:
         """Wait for nothing that is under way. Horovod stops next, which knows no handle then and gives each anew."""
-        self._result(FORGET).wait()
+        self._result(lambda: FORGET).wait()
 
     def _result(
-        self, handle: int, following: Callable[[torch.Tensor], int] | None = None
+        self, begin: Callable[[], int], following: Callable[[Any], int] | None = None
     ) -> "Future[torch.Tensor]":  # fmt: skip
-        """What Horovod makes of the tensor with this handle, or its exception.
+        """What Horovod makes, or its exception: where it has ended, backward goes on.
 
         Args:
-            following: takes that, and gives the handle of what Horovod is to do next: the result is what it makes then.
+            begin: gives the handle of what it does.
+            following: takes what that makes, and gives the handle of what comes next: the result is what it makes then.
         """
-        future: Future[torch.Tensor] = Future()
-        self._handles.put((handle, following, future))
+        future: Any = Future()
+        try:
+            self._handles.put((begin(), following, future))
+        except Exception as error:
+            future.set_exception(error)
         return future
 
     def _wait(self) -> None:
         """Take what is done, in whatever order that is: the other ranks may have begun with another bucket."""
-        waiting: list[tuple[int, Callable[[torch.Tensor], int] | None, Any]] = []
+        waiting: list[tuple[int, Callable[[Any], int] | None, Any]] = []
         while True:
             if not waiting:
                 waiting.append(self._handles.get())

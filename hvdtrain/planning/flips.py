@@ -48,8 +48,7 @@ def table(found: dict[str, Any]) -> Table | None:
     """The map, and what was measured."""
     if not found["map"]:
         return None
-    measured = found["measured"]
-    title = f"Where it flips; measured with {measured['workers']} workers: {measured['answer']}"
+    title = "Where it flips; measured with {workers} workers: {answer}".format(**found["measured"])
     return map_table(found["map"], title)
 
 

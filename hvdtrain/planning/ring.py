@@ -14,6 +14,7 @@ from hvdtrain.planning.worker import Exchange, Worker
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
 FUSION = 128 * MIB  # Horovod reduces at most so much at once: HOROVOD_FUSION_THRESHOLD
 FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
+FILLS = {1: 0.75, 2: 1.0}  # share of the wire, once around and twice, of what an all-reduce reaches: modes/README.md
 AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 
 
@@ -85,7 +86,7 @@ class Ring(Exchange):
         cost += times_around / 2 * gradients / 1e9 * (codec.encode_ms_per_mb + codec.decode_ms_per_mb)
         both = Join(2, then)
         self.cores.work(cost, self.worker.times, both)
-        self.clock.after(moved / s.wire_rate + hops * s.latency_s if hosts > 1 else 0.0, both)
+        self.clock.after(moved / s.wire_rate / FILLS[times_around] + hops * s.latency_s if hosts > 1 else 0.0, both)
 
 
 def _of_ddp(scenario: Scenario) -> list[Piece]:

@@ -248,7 +248,7 @@ def test_a_job_trains_from_a_packed_set_as_it_does_from_the_folder(folder, tmp_p
 
 def test_a_server_without_ranges_is_named(out):
     with serving(contents_of(out), ranges=False) as server:
-        assert "HTTP server doesn't appear to support range requests" in refused(server.url)
+        assert "its server sends no parts of files (then copy the data set to a disk)" in refused(server.url)
 
 
 def test_in_blocks_each_row_group_comes_once_and_few_are_kept(out, monkeypatch):
