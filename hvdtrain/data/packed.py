@@ -225,8 +225,8 @@ def _footer(filesystem: Any, path: str, size: int) -> bytes:
     """The end of a Parquet file, from where its metadata begins. ValueError where there is none."""
     if not 12 <= size <= MAX_FILE_BYTES:
         raise ValueError(f"it has {size:,} bytes")
-    tail: bytes = filesystem.cat_file(path, start=max(0, size - 2**16), end=size)
-    if len(tail) != min(size, 2**16):
+    tail: bytes = filesystem.cat_file(path, start=max(1, size - 2**16), end=size)
+    if len(tail) != min(size - 1, 2**16):
         raise ValueError("its server sends no parts of files (then copy the data set to a disk)")
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != b"PAR1" or length > size - 4:

@@ -159,6 +159,9 @@ def draw(rows: list[dict], path: Path) -> None:
                 label=mode, elinewidth=0.8,
             )  # fmt: skip
         axes.set(xscale="log", yscale="log", xlabel="seconds a step, measured", ylabel="predicted", xlim=ends)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks([0.5, 1, 2, 5], labels=["0.5", "1", "2", "5"])
+        axes.minorticks_off()
         axes.grid(True)
         axes.legend()
         path.write_text(plot_style.svg(figure))

@@ -47,8 +47,10 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
     mode, killed, undisturbed, tmp_path
 ):
     """In ddp it leaves at SIGTERM, alone."""
-    out = tmp_path / "run"
-    with Launched(out, "local", 3, 0, "--mode", mode, *JOB, *SLOW, place=["--elastic"], forked=True) as job:
+    out, options = tmp_path / "run", ["--mode", mode, *JOB, *SLOW]
+    if mode == "sharded":
+        options += ["--bucket-mb", 0.5]
+    with Launched(out, "local", 3, 0, *options, place=["--elastic"], forked=True) as job:
         job.wait_for_steps(20)
         begun = job.ranks()
         begun.pop(killed).kill()
