@@ -20,6 +20,7 @@ from hvdtrain.coordination.job import Job
 from hvdtrain.coordination.joining import Arrival
 from hvdtrain.modes._elastic import Elastic
 from hvdtrain.modes.ddp import Ddp
+from hvdtrain.system.deadline import or_exit
 
 FORM_S = 10.0  # that forming a ring may take
 
@@ -50,7 +51,7 @@ class ElasticDdp(Elastic, Ddp):
 
     def form(self, place: int, given: Mapping[int, Any]) -> None:
         store = dist.PrefixStore(f"ring/{self.group.sums}", self.store)
-        with self.connections.opening():
+        with self.connections.opening(), or_exit(2 * FORM_S, f"worker {self.group.worker} was in no ring again"):
             self.ring = dist.ProcessGroupGloo(store, place, len(given), timedelta(seconds=FORM_S))
         self._failed = ""
 
