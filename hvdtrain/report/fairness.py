@@ -66,7 +66,7 @@ EQUAL_IN_KIND = {
     "backend": "another transport is another measurement; compare transports in two reports",
     "starter": "starters place and bind processes differently",
     "respawns": "a server that may come back keeps all that it has twice, which takes time",
-    "elastic": "a step of an elastic ring ends with one more exchange, of whether all have all averages",
+    "elastic": "a step of an elastic ring has one more exchange, of whether all have all averages; sharded sends more",
     "hardware.hosts": "memory is faster than a network (the number of hosts is compared)",
     "hosts.cores_usable": "a control group, or being bound to cores, leaves the processes of a host fewer",
     "placement": "what processes of one host tell each other crosses no network",
