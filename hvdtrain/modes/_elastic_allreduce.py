@@ -57,7 +57,9 @@ class ElasticRing(Elastic, Ring):
             self.exchange.begin_again()
         with (
             self.connections.opening(),
-            or_exit(FORM_S, f"rank {self.world.rank}: Horovod did not start again: one more worker may be lost"),
+            or_exit(
+                FORM_S, f"rank {self.world.rank}: one more worker may be lost, for Horovod did not start again", see=""
+            ),
         ):
             horovod.join_anew(place, hosts, given[0][1] if len(hosts) > 1 else "")
 

@@ -51,7 +51,7 @@ class ElasticDdp(Elastic, Ddp):
 
     def form(self, place: int, given: Mapping[int, Any]) -> None:
         store = dist.PrefixStore(f"ring/{self.group.sums}", self.store)
-        with self.connections.opening(), or_exit(2 * FORM_S, f"worker {self.group.worker} was in no ring again"):
+        with self.connections.opening(), or_exit(2 * FORM_S, f"worker {self.group.worker} was in no ring again", ""):
             self.ring = dist.ProcessGroupGloo(store, place, len(given), timedelta(seconds=FORM_S))
         self._failed = ""
 

@@ -124,7 +124,7 @@ class ElasticSharded(ElasticRing):
         if self.orphans:
             raise Failure(
                 f"workers {self.orphans}, neighbours in the ring, are gone at once, and with them a shard's optimizer "
-                "state: go on from the last snapshot with --resume, or give --retries"
+                "state: --resume goes on from the last snapshot, if there is one, as --retries does"
             )
         if formed and self.coming:
             self.holders = self.members
