@@ -49,7 +49,7 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
     """In ddp it leaves at SIGTERM, alone."""
     out, options = tmp_path / "run", ["--mode", mode, *JOB, *SLOW]
     if mode == "sharded":
-        options += ["--bucket-mb", 0.5]
+        options += ["--bucket-mb", 1]
     with Launched(out, "local", 3, 0, *options, place=["--elastic"], forked=True) as job:
         job.wait_for_steps(20)
         begun = job.ranks()
