@@ -34,18 +34,13 @@ class HeldShard(ShardedLane):
     own, gathers = 0, False
     came: Any
 
-    def kept(self, rank: int, ranks: int) -> slice:
-        """The shards that a rank keeps, in the bucket."""
-        bounds = self.bounds(ranks)
-        return slice(bounds[rank], bounds[min(rank + 2, ranks)])
-
     def choose_part(self) -> tuple[int, torch.Tensor]:
         """That of Horovod's ring now, of which `own` is set; a worker that joins has none before it is in one."""
         if not hvd.is_initialized():
             return 0, self.weights[:0]
-        rank, bounds = hvd.rank(), self.bounds(hvd.size())
-        self.own = bounds[rank + 1] - bounds[rank]
-        return bounds[rank], self.weights[self.kept(rank, hvd.size())]
+        start, middle, *rest = self.bounds(hvd.size())[hvd.rank() :][:3]
+        self.own = middle - start
+        return start, self.weights[start : rest[0] if rest else middle]
 
     def keep(self, state: Mapping[str, torch.Tensor]) -> None:
         """Have the part of the ring that was formed; the optimizer's state of it."""
@@ -108,13 +103,14 @@ class ElasticSharded(ElasticRing):
         after = holders.index(self.group.worker) + 1 if self.holders else len(holders)
         takes_over = after < len(holders) and holders[after] in lost
         for lane in self.exchange.lanes if holders else ():
+            start, *_, stop = lane.bounds(len(self.members))[place:][:3]
             there = len(lane.part) if takes_over else lane.own
             vectors = {"": lane.part} | state_of(lane.optimizer, [lane.part])
             state = {COUNT: torch.tensor(count)} if count else {}
             for name in ["", *names]:
                 whole = self._gather(lane, vectors.get(name, lane.part)[:there])
                 if name:
-                    state[name] = whole[lane.kept(place, len(self.members))].clone()
+                    state[name] = whole[start:stop].clone()
                 else:
                     lane.write(whole)
             self.coming.append(state)

@@ -79,6 +79,12 @@ def _session_store(world: World) -> "Store":
     return FileStore(os.path.join(folder, f"hvdtrain-{os.environ['PMIX_NAMESPACE']}"), world.size)
 
 
+def is_joined() -> bool:
+    import horovod.torch as hvd
+
+    return bool(hvd.is_initialized())
+
+
 def _become_horovodrun(world: World, store: "Store | None") -> None:
     """Set what horovodrun would have set, with the first rank serving the rendezvous, on loopback where it can."""
     host = socket.gethostname()

@@ -38,9 +38,7 @@ def open_store(world: World, timeout: float) -> "Store":
     if world.starter in ("env", "srun"):
         raise Failure(f"ranks started by {world.starter} need MASTER_ADDR and MASTER_PORT to find each other")
     with or_exit(timeout, f"rank {world.rank} did not find all {world.size} ranks"):
-        import horovod.torch as hvd
-
-        stays = hvd.is_initialized()
+        stays = horovod.is_joined()
         if not stays:
             horovod.join(world, transport="gloo" if world.elastic else "auto")  # MPI could not be left for Gloo
         store = serve_store(own_address(world), 0, timeout) if world.rank == 0 else None
