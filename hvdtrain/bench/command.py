@@ -37,7 +37,9 @@ MODES = [name for name in modes.names() if modes.declared(name).has_servers]
 # How often a repeat does it, which is divided out: a push takes too little time alone.
 TIMES = {"push": 200}
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-SIZE = Measure("size from 4 bytes to 64G", UNITS, 64 * 2**30, "64K, 1M or 553648128", least=4)  # in bytes
+SIZE = Measure(  # in bytes
+    "size from 4 bytes to 64G", UNITS, 64 * 2**30, "64K, 1M or 553648128", r"(\d{1,12})([KMGkmg]?)", 4
+)
 Row = dict[str, Any]
 Measured = list[dict[str, float]]  # of each repeat: seconds and, where servers say it, server_cpu_s and server_mb
 

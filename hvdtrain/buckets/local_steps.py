@@ -46,9 +46,7 @@ class LocalSteps:
         distances: see Rounds.
     """
 
-    def __init__(
-        self, config: RunConfig, model: nn.Module, weights: torch.Tensor, pieces: Sequence[Piece]
-    ) -> None:  # fmt: skip
+    def __init__(self, config: RunConfig, model: nn.Module, weights: torch.Tensor, pieces: Sequence[Piece]) -> None:
         self.every = self.steps = config.local_steps
         self.parameters, self.weights, self.outer = trained(model), weights, weights.clone()
         self.inner = make_optimizer(config, self.parameters)
@@ -167,9 +165,7 @@ class LocalSteps:
         return {n: values for n, values in state.items() if n != COUNT and not n.startswith(OF_WORKER)}
 
 
-def parts_of_workers(
-    group: Group, own: Mapping[str, torch.Tensor]
-) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:  # fmt: skip
+def parts_of_workers(group: Group, own: Mapping[str, torch.Tensor]) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
     """What a snapshot has of each worker, part by part, as Synchroniser.optimizer_parts; all call it together.
 
     Args:

@@ -17,20 +17,30 @@ METAVARS: Mapping[type, str] = {click.IntRange: "N", click.FloatRange: "X"}
 
 
 class Measure(click.ParamType):
-    """A number above 0 with one of these units, as a number of another one, from `least` to `most`."""
+    """A number above 0 with one of these units, as a number of another one, from `least` to `most`.
 
-    def __init__(self, name: str, units: Mapping[str, float], most: float, examples: str, least: float = 0.0) -> None:
-        self.name, self.units, self.least, self.most, self.examples = name, units, least, most, examples
+    Args:
+        units: in small letters.
+        pattern: of a number and its unit, a group each.
+    """
+
+    def __init__(
+        self, name: str, units: Mapping[str, float], most: float, examples: str,
+        pattern: str = r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)", least: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.name, self.units, self.least, self.most = name, units, least, most
+        self.examples, self.pattern = examples, pattern
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z]*)", str(value).strip().lower())
-        number = float(match[1]) * self.units.get(match[2], 0) if match else 0.0
+        match = re.fullmatch(self.pattern, str(value).strip())
+        number = float(match[1]) * self.units.get(match[2].lower(), 0) if match else 0.0
         if not (number and self.least <= number <= self.most):
             self.fail(f"'{value}' is not a {self.name} such as {self.examples}", param, ctx)
         return number
 
 
-DURATION = Measure("duration", {"": 1, "s": 1, "m": 60, "h": 3600}, LONGEST_S, "90s, 30m or 2h")  # in seconds
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+DURATION = Measure("duration", SECONDS, LONGEST_S, "90s, 30m or 2h", r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)")
 
 
 class Real(click.FloatRange):

@@ -108,9 +108,7 @@ def plan_images(recipe: Recipe, source: Source) -> tuple[list[Planned], dict[str
     return [(item, paths[id(item)]) for item in items if id(item) in paths], classes
 
 
-def _write(
-    folder: Path, recipe: Recipe, planned: list[Planned], progress: Progress | None
-) -> dict[str, Any]:  # fmt: skip
+def _write(folder: Path, recipe: Recipe, planned: list[Planned], progress: Progress | None) -> dict[str, Any]:
     """Read one image after the other; check, shrink and write them on all cores.
 
     Returns:

@@ -21,7 +21,7 @@ import numpy as np
 
 from hvdtrain.data.folder import PART_WORDS, ImageFolder, usable_size
 from hvdtrain.data.parquet_footer import row_groups
-from hvdtrain.data.row_groups import ParquetFile, ParquetImages, RowGroups, unbuffered
+from hvdtrain.data.row_groups import ParquetFile, ParquetImages, RangeFile, RowGroups
 from hvdtrain.data.selection import PARTS
 from hvdtrain.data.storage import cache_root
 from hvdtrain.errors import Failure, UsageError
@@ -107,9 +107,7 @@ def read(url: str) -> ImageFolder:
             f"data/validation-*{SUFFIX}"
         )
     side = usable_size(packing.image_size) if packing else 0
-    return ImageFolder(
-        url, classes, images["train"], images["validation"], images.get("test", ()), dataset_hash, side
-    )  # fmt: skip
+    return ImageFolder(url, classes, images["train"], images["validation"], images.get("test", ()), dataset_hash, side)
 
 
 def packing_at(url: str) -> Packing | None:
@@ -200,13 +198,13 @@ def _open(filesystem: Any, path: str) -> Opened:
 
     try:
         size = int(filesystem.size(path))
-        footer = _footer(filesystem, path, size)
+        footer = _footer(RangeFile(filesystem, path, cache_type="none", size=size))
         metadata = pq.read_metadata(pa.BufferReader(footer))
         schema = metadata.schema.to_arrow_schema()
         columns = _columns(schema)
         groups = row_groups(footer, columns.image, columns.label, size - len(footer))
         file = ParquetFile(filesystem, path, size, metadata, columns.image, groups)
-        reader = pq.ParquetFile(unbuffered(filesystem, path, size), metadata=metadata)
+        reader = pq.ParquetFile(RangeFile(filesystem, path, cache_type="none", size=size), metadata=metadata)
         column = reader.read([columns.label], use_threads=False).column(0).cast(pa.int64())
         rows = sum(group.rows for group in groups)
         if column.null_count or len(column) != rows:
@@ -221,20 +219,20 @@ def _open(filesystem: Any, path: str) -> Opened:
         raise UsageError(f"{path} cannot be read as a data set's: {reason}") from None
 
 
-def _footer(filesystem: Any, path: str, size: int) -> bytes:
+def _footer(file: RangeFile) -> bytes:
     """The end of a Parquet file, from where its metadata begins. ValueError where there is none."""
-    if not 12 <= size <= MAX_FILE_BYTES:
-        raise ValueError(f"it has {size:,} bytes")
-    tail: bytes = filesystem.cat_file(path, start=max(1, size - 2**16), end=size)
-    if len(tail) != min(size - 1, 2**16):
-        raise ValueError("its server sends no parts of files (then copy the data set to a disk)")
+    if not 12 <= file.size <= MAX_FILE_BYTES:
+        raise ValueError(f"it has {file.size:,} bytes")
+    file.seek(-min(file.size, 2**16), 2)
+    tail = file.read()
     length = int.from_bytes(tail[-8:-4], "little") + 8
-    if tail[-4:] != b"PAR1" or length > size - 4:
+    if tail[-4:] != b"PAR1" or length > file.size - 4:
         raise ValueError("it is no Parquet file, or a part of one")
     if length > MAX_FOOTER_BYTES:
         raise ValueError(f"its footer has {length:,} bytes")
     if length > len(tail):
-        tail = filesystem.cat_file(path, start=size - length, end=size)
+        file.seek(-length, 2)
+        tail = file.read()
     return tail[-length:]
 
 

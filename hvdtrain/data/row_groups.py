@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fsspec.spec import AbstractBufferedFile
 
 from hvdtrain.data.folder import ManyImages
 from hvdtrain.data.image import MAX_BYTES
@@ -23,9 +24,21 @@ KEPT_BYTES = 2**28  # of images that a process keeps, the last row groups that w
 AT_ONCE = 4  # row groups that are read at the same time
 
 
-def unbuffered(filesystem: Any, path: str, size: int) -> Any:
-    """A file of one of fsspec's file systems, of which each read is one request: nothing is read ahead."""
-    return filesystem.open(path, "rb", cache_type="none", size=size)
+class RangeFile(AbstractBufferedFile):
+    """A file of one of fsspec's file systems, for pyarrow, which takes more than it asked for without looking. With
+    cache_type `none` each read is one request: nothing is read ahead.
+    """
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        """OSError where other than the bytes that were asked for come."""
+        end = min(end, self.size)
+        content: bytes = self.fs.cat_file(self.path, start=start, end=end)
+        if len(content) != end - start:
+            raise OSError(
+                f"{len(content):,} bytes came and not {end - start:,}: the file was changed, or its server sends no "
+                "parts of files (then copy the data set to a disk)"
+            )
+        return content
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,7 @@ class RowGroups:
             local = Path(file.path)
         elif self.cache:
             local = kept(self.cache / f"{number:05d}.parquet", file.filesystem, file.path, file.size)
-        images = file.read(group, local or unbuffered(file.filesystem, file.path, file.size))
+        images = file.read(group, local or RangeFile(file.filesystem, file.path, cache_type="none", size=file.size))
         if local and file.groups[group].is_plain:
             places = _places(local, file.groups[group], images)
             if places is not None:

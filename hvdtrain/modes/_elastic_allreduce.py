@@ -55,12 +55,8 @@ class ElasticRing(Elastic, Ring):
         if hasattr(self, "exchange"):
             self.exchange.lanes[0].ring.forget()
             self.exchange.begin_again()
-        with (
-            self.connections.opening(),
-            or_exit(
-                FORM_S, f"rank {self.world.rank}: one more worker may be lost, for Horovod did not start again", see=""
-            ),
-        ):
+        problem = f"rank {self.world.rank}: one more worker may be lost, for Horovod did not start again"
+        with self.connections.opening(), or_exit(FORM_S, problem, see=""):
             horovod.join_anew(place, hosts, given[0][1] if len(hosts) > 1 else "")
 
     def abandon(self) -> None:

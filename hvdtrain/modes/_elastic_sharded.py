@@ -38,9 +38,9 @@ class HeldShard(ShardedLane):
         """That of Horovod's ring now, of which `own` is set; a worker that joins has none before it is in one."""
         if not hvd.is_initialized():
             return 0, self.weights[:0]
-        start, middle, *rest = self.bounds(hvd.size())[hvd.rank() :][:3]
-        self.own = middle - start
-        return start, self.weights[start : rest[0] if rest else middle]
+        bounds = self.bounds(hvd.size())[hvd.rank() :][:3]
+        self.own = bounds[1] - bounds[0]
+        return bounds[0], self.weights[bounds[0] : bounds[-1]]
 
     def keep(self, state: Mapping[str, torch.Tensor]) -> None:
         """Have the part of the ring that was formed; the optimizer's state of it."""
@@ -78,8 +78,6 @@ class ElasticSharded(ElasticRing):
 
     def __init__(self, job: Job, arrival: Arrival | None) -> None:
         self.holders: list[int] = []
-        self.coming: list[dict[str, torch.Tensor]] = []
-        self.orphans: list[int] = []
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"  # a message is one bucket's, and through in GLOO_S
         super().__init__(job, arrival, HeldShard)
         self.holders = self.members
@@ -96,7 +94,7 @@ class ElasticSharded(ElasticRing):
         *_, holders, names, count = given[0]
         lost = set(holders) - set(self.members)
         self.orphans = sorted({worker for pair in pairwise(holders) if lost.issuperset(pair) for worker in pair})
-        self.coming = []
+        self.coming: list[dict[str, torch.Tensor]] = []
         if self.orphans:
             return
         super().form(place, given)

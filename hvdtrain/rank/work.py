@@ -229,9 +229,7 @@ def train_as_worker(
     slowdown.computed_s, slowdown.slept_s = start.slowed
     keeps_best = config.saves("best") or bool(data.test)  # with which test images are tested
     saver = Saver(job, model, sync, recorder, start.step, keeps_best, progress.print, slowdown)
-    training = Training(
-        job, model, module, sync, recorder, progress, saver, start.history, slowdown, start.age_s
-    )  # fmt: skip
+    training = Training(job, model, module, sync, recorder, progress, saver, start.history, slowdown, start.age_s)
     test = partial(open_loader, data.test, side, job.threads, resize=evaluation_resize(config, side))
     tests = data.test and not config.sprint
     _train_to_its_end(training, loader, validation, test if tests else None, start.step, terminal)

@@ -143,6 +143,8 @@ def _local_step_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
         )
     if config.compression == "powersgd":
         yield "--compression powersgd is not for --local-steps: torch's hook sends gradients, of each step"
+    if 0 < config.steps < config.local_steps and mode.lockstep:
+        yield f"--steps {config.steps} end before --local-steps {config.local_steps} do, and would exchange nothing"
     if config.fragments > 1 and not mode.lockstep:
         yield f"--fragments is for workers in lockstep: in --mode {config.mode} rounds end one worker after the other"
     if config.record and mode.lockstep:

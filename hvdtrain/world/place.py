@@ -105,9 +105,7 @@ def read_world(servers: int = 0, env: Mapping[str, str] = os.environ) -> World:
     if servers and "HVDTRAIN_SLOTS" in env and place.starter == "horovodrun":
         started, rank = rank, _spread(env["HVDTRAIN_SLOTS"], place)
     elastic = ELASTIC in env and place.size > 1
-    return World(
-        place.starter, rank, place.size, place.local_rank, place.local_size, servers, started, elastic=elastic
-    )  # fmt: skip
+    return World(place.starter, rank, place.size, place.local_rank, place.local_size, servers, started, elastic=elastic)
 
 
 def _spread(slots: str, place: World) -> int:

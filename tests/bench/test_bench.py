@@ -19,7 +19,7 @@ def test_sizes_are_bytes_with_units_of_1024(text, size):
     assert SIZE.convert(text, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5", "65G", "9" * 30])
+@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5M", "65G", "9" * 30])
 def test_other_sizes_are_refused(text):
     with pytest.raises(click.BadParameter, match="is not a size from 4 bytes to 64G"):
         SIZE.convert(text, None, None)

@@ -59,6 +59,7 @@ REFUSED = [
       for option, value in (("shares", "measured"), ("compression", "powersgd"))),
     *(({"mode": "ddp", "local_steps": steps, "fragments": 4}, f"--local-steps that are a multiple of it, as {fitting}$")
       for steps, fitting in ((0, 4), (6, 8))),
+    ({"mode": "ddp", "local_steps": 8, "steps": 7}, "--steps 7 end before --local-steps 8 do"),
     ({"mode": "ps-ssp", "local_steps": 8, "fragments": 4, **SERVED}, "--fragments is for workers in lockstep"),
     ({"mode": "allreduce", "local_steps": 8, "wait_for": "layer"}, "--local-steps waits for all weights"),
     ({"mode": "ps-ssp", "backup": 2, **SERVED}, "--backup does nothing in --mode ps-ssp: it is for ps-sync"),
