@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hvdtrain import modes
+from hvdtrain.config.run_config import WIRES
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, simulate, speed
@@ -17,7 +18,7 @@ SHOWN = 8  # uses of some hosts
 PROMISING = 3  # of the fastest, simulated roughly
 HOPELESS = 4  # times as slow as another: how probably it is the fastest need not be drawn
 # Of the model's error, what a ring and servers share, and what each has for itself: README.md, "Checked on hosts …"
-SHARED, OWN = 0.8, 0.6
+SHARED, OWN = 0.5, 0.87
 SAMPLED = 2000
 NAMES = ("ring", "servers", "one_machine")
 Prices = tuple[float, float]  # of a worker's host and of a server's, an hour
@@ -43,16 +44,18 @@ class Contest:
         if self.asked.compression == "none":
             known = [codec for codec in COMPRESSIONS if codec in self.calibration.codecs]
             codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
+        wires = [self.asked.wire] if self.asked.wire else WIRES[: 1 + ("ps-zmq" in self.calibration.transports)]
         sides = []
         for of, places in zip(families, ([(hosts, 0, "dedicated")], _places(hosts, prices)), strict=True):
             sent = dict.fromkeys((m.name, codec_of(self.calibration, m.name, codec)) for m in of for codec in codecs)
             sides.append([
                 replace(
                     self.asked, mode=mode, workers=n * self.asked.workers_per_host, servers=servers,
-                    placement=placement, compression=codec,
+                    placement=placement, compression=codec, wire=wire if servers else "",
                 )
                 for mode, codec in sent
                 for n, servers, placement in places
+                for wire in (wires if servers else [""])
             ])  # fmt: skip
         return sides
 
@@ -109,9 +112,9 @@ class Contest:
         chosen = [job for job in order if job in order[:SHOWN] or job in of_kinds.values()]
         rows = []
         for job in (*chosen, machine(self.asked, hosts * self.asked.workers_per_host)):
-            at, apart = row(self.calibration, job), job.servers if job.placement == "dedicated" else 0
-            worker_hosts = at["hosts"] - apart
-            rows.append(at | {"worker_hosts": worker_hosts, "price": worker_hosts * prices[0] + apart * prices[1]})
+            at = row(self.calibration, job)
+            price = at["worker_hosts"] * prices[0] + (at["hosts"] - at["worker_hosts"]) * prices[1]
+            rows.append(at | {"price": price})
         return sorted(rows, key=lambda one: -one["samples_per_s"])
 
 

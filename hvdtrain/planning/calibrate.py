@@ -75,7 +75,8 @@ def transports(measured: Mapping[tuple[str, int], probe.Measured]) -> dict[str, 
     for kind in probe.OF_KIND:
         costs[kind] = known = dict(UNKNOWN)
         small, large = (measured.get((kind, block)) for block in (probe.SMALL, probe.LARGE))
-        if small and kind == "ps":  # a push and an answer at the worker, and as many at the server for each worker
+        servers = probe.OF_KIND[kind][1]
+        if small and servers:  # a push and an answer at the worker, and as many at the server for each worker
             seconds = Quantity.of([*small.worker_s, *(s / probe.WORKERS for s in small.server_s)])
             known |= {"message_us": seconds.times(1e6 / 2), "operation_us": Quantity.exactly(0.0)}
         elif small:  # Two hops, and what comes before them. Nobody knows which is how much: half each.
@@ -85,7 +86,7 @@ def transports(measured: Mapping[tuple[str, int], probe.Measured]) -> dict[str, 
             continue
         message_s = 1e-6 * known["message_us"].value
         of_worker, of_server = 1e-6 * known["operation_us"].value + 2 * message_s, 0.0
-        if kind == "ps":
+        if servers:
             of_worker = 2 * size / BUCKET_BYTES * message_s
             of_server = probe.WORKERS * of_worker
         # Sending and receiving were measured together: half of the processor seconds of a GB each.

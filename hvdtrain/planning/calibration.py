@@ -24,7 +24,7 @@ FIGURES = {
     *TRANSPORT_FIELDS, *CODEC_FIELDS, "forward_ms", "backward_ms", "fixed_ms", "optimizer_ms_per_mb", "latency_us",
     "machine_speedup",
 }  # fmt: skip
-MODEL_ERROR = 0.1  # see README.md, "Checked on hosts of one machine"
+MODEL_ERROR = 0.06  # see README.md, "Checked on hosts of one machine"
 OF_MORE_CORES = (0.85, 0.5, 1.0)  # of what other cores could add to a worker's speed, what they do, unless measured
 Z90 = 1.645  # of 90 % of a normal distribution
 LEAST_CORES = 0.01  # of a host
@@ -148,7 +148,9 @@ class Calibration:
         fixed_s = 1e-3 * made.fixed_ms.drawn(draw)
         optimizer_s_per_mb = 1e-3 * self.optimizer_ms_per_mb.drawn(draw)
         latency_s = 1e-6 * self.latency_us.drawn(draw)
-        kind = "ps" if asked.servers else asked.mode if asked.mode in self.transports else "allreduce"
+        kind = asked.carrier if asked.servers or asked.carrier in self.transports else "allreduce"
+        if kind not in self.transports:
+            raise UsageError(f"this calibration has no transport {kind}: calibrate again")
         apart = draw and random.Random(f"{draw.random()} {kind}")
         figures = self.transports[kind]
         costs = {key: figures[key].drawn(apart) for key in TRANSPORT_FIELDS if key in figures}

@@ -2,7 +2,6 @@
 
 import math
 import random
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -103,26 +102,18 @@ def layers_of(name: str) -> list[tuple[float, float]]:
     """
     import torch
     import torchvision
+    from torch.utils.flop_counter import FlopCounterMode
 
     if name not in torchvision.models.list_models(torchvision.models):
         raise UsageError(f"unknown model '{name}': choose one of torchvision's, as vgg16, or write layers = […]")
     more = {"aux_logits": False, "init_weights": False} if name in ("inception_v3", "googlenet") else {}
-    layers: list[tuple[float, float]] = []
-
-    def note(parameters: list[torch.nn.Parameter], _: Any, __: Any, output: torch.Tensor) -> None:
-        weights = sum(p.numel() for p in parameters if p.dim() > 1)
-        positions = output.numel() / output.shape[1]
-        layers.append((sum(p.numel() for p in parameters) * 4e-6, weights * positions))
-
-    with torch.device("meta"):
+    side, counter = SIDE.get(name, 224), FlopCounterMode(display=False)
+    with torch.device("meta"), counter:
         model = torchvision.models.get_model(name, weights=None, **more).eval()
-        for module in model.modules():
-            if parameters := list(module.parameters(recurse=False)):
-                module.register_forward_hook(partial(note, parameters))
-        side = SIDE.get(name, 224)
         model(torch.zeros(1, 3, side, side))
-    total = sum(work for _, work in layers)
-    return [(size, work / total) for size, work in layers]
+    work = {path.partition(".")[2]: sum(of.values()) for path, of in counter.get_flop_counts().items()}
+    sizes = {path: sum(p.numel() for p in of.parameters(recurse=False)) for path, of in model.named_modules()}
+    return [(4e-6 * size, work.get(path, 0) / work[""]) for path, size in sizes.items() if size]
 
 
 def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:
@@ -154,11 +145,12 @@ def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
     from scipy.optimize import least_squares
 
     layers = case.layers()
-    fitted_on = [cell for cell in case.cell if cell.calibrate]
 
     def residuals(deviations: Any) -> Any:
         values = _unknowns(deviations)
-        ratios = [samples_per_s(case, layers, cell, values) / cell.samples_per_s for cell in fitted_on]
+        ratios = [
+            samples_per_s(case, layers, cell, values) / cell.samples_per_s for cell in case.cell if cell.calibrate
+        ]
         return np.array([*(math.log(ratio) / CELL_ERROR for ratio in ratios), *deviations])
 
     fit = least_squares(residuals, np.zeros(len(UNKNOWNS)), diff_step=0.05, max_nfev=10)

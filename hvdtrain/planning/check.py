@@ -9,6 +9,7 @@ from statistics import geometric_mean
 import click
 
 from hvdtrain import modes
+from hvdtrain.config.run_config import WIRES
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import predict
 from hvdtrain.planning.calibration import Calibration
@@ -95,6 +96,7 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
         softsync=manifest.push_scale == "softsync", shares=manifest.shares or "equal",
         wait_for=manifest.wait_for or "", local_steps=run.local_steps,
+        wire=str(manifest.options.get("wire", WIRES[0])),
         replaces=int(is_machine and manifest.threads_per_worker != calibration.threads_per_worker),
         round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """`hvdtrain plan`: its commands."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hvdtrain.config.option_types import FileToWrite, Real, Several
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.run_config import WIRES, RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of, with_noun
 from hvdtrain.planning.calibration import Calibration, Quantity, load
@@ -66,9 +66,11 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--workers", "-n", type=Counts(), default="1-64", help="`2,8`; `1-64` is 1, 2, 4 … 64.")
 @click.option("--servers", "-s", type=Counts(equal=True), default="1,equal", help="`1,2,equal`: as workers.")
 @click.option("--bandwidth", "bandwidths", type=BANDWIDTHS, default="1gbit,10gbit", help="Of each host's link.")
+@click.option("--server-bandwidth", "server_gbit", type=BANDWIDTH, help="Of hosts of servers alone  [default: as all].")
 @click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
 @click.option("--modes", "names", type=NAMES, default=",".join(MODES))
 @click.option("--compression", default="none", help="Of gradients: a codec of the calibration.")
+@click.option("--wire", type=click.Choice(WIRES), help="Of servers  [default: rpc; the map tries both].")
 @click.option("--batch-size", "-b", type=click.IntRange(1, 65536), help="Of each worker  [default: the calibration's].")
 @click.option("--placement", type=PLACEMENT, default="dedicated", help="Servers' hosts: of their own, or the workers'.")
 @click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, help="Workers on a host.")
@@ -84,7 +86,7 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 def predict(
     calibration: Path, workers: list[Any], servers: list[Any], bandwidths: list[float], latency: float | None,
     names: list[str], batch_size: int | None, gpus_per_host: int, local_steps: list[Any], file: Path | None,
-    plot: Path | None, hosts: int | None, price_host: float, price_server: float | None, **more: Any,
+    plot: Path | None, hosts: int | None, price_host: float, price_server: float | None, wire: str | None, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
 
@@ -100,7 +102,7 @@ def predict(
         known = known.with_batch(batch_size)
     if latency is not None:
         known = replace(known, latency_us=Quantity.exactly(latency))
-    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, **more)
+    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, wire=wire or "", **more)
     title = ""
     if hosts:
         if len(bandwidths) != 1 or len(local_steps) != 1:
@@ -172,21 +174,17 @@ def case(case: Path, file: Path | None) -> None:
     show.case(table.title, table.source, rows, fitted)
 
 
-def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any]) -> list[str]:
+def _warnings(known: Calibration, asked: Scenario, rows: Sequence[Any]) -> Iterator[str]:
     """What the calibration says little about, and what of the question is not in all rows."""
-    lines = []
     if any(row["beyond"] for row in rows):
-        lines.append(
+        yield (
             f"The calibration was made with {with_noun(known.most_workers, 'worker')} and "
             f"{with_noun(known.most_servers, 'server')}; intervals beyond are wider by 2 % for each doubling, which is "
             "a guess."
         )
     rings = [row for row in rows if row["mode"] in RING_MODES]
     if asked.compression != "none" and rings and all(row["compression"] == "none" for row in rings):
-        lines.append(f"No ring here sends {asked.compression}: servers do, beside a ring of plain gradients.")
-    for worker in sorted(asked.slow.workers):
-        if without := sorted({row["workers"] for row in rows if 1 < row["workers"] <= worker}):
-            lines.append(
-                f"--slow: nobody is slow where there is no worker {worker}, with {some_of(map(str, without))} workers."
-            )
-    return lines
+        yield f"No ring here sends {asked.compression}: servers do, beside a ring of plain gradients."
+    for slow in sorted(asked.slow.workers):
+        if without := sorted({row["workers"] for row in rows if 1 < row["workers"] <= slow}):
+            yield f"--slow: nobody is slow where there is no worker {slow}, with {some_of(map(str, without))} workers."

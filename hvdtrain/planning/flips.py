@@ -10,11 +10,12 @@ from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import best
 from hvdtrain.planning.calibrate import UNKNOWN
-from hvdtrain.planning.calibration import LEAST_CORES, MODEL_ERROR, TRANSPORTS, Calibration, LayerCost, Quantity
+from hvdtrain.planning.calibration import LEAST_CORES, MODEL_ERROR, Calibration, LayerCost, Quantity
 from hvdtrain.planning.check import LOCAL_GBIT, measured_gbit, measured_step_s, question
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
 from hvdtrain.planning.predict import Row, simulate
+from hvdtrain.planning.probe import OF_KIND
 from hvdtrain.planning.scenario import Scenario, Slow
 from hvdtrain.planning.show import ANSWERS, answer, map_table, rate
 from hvdtrain.report.table import Table
@@ -84,7 +85,7 @@ def _calibrated(chosen: dict[Kind, Run], bandwidth: float | None) -> tuple[Calib
     layer = LayerCost("part", megabytes / LAYERS, forward_ms, backward_ms)
     made = Calibration(
         {"name": manifest.model or ""}, max(1, manifest.global_batch // kind.workers), (layer,) * LAYERS,
-        other_ms, OPTIMIZER_MS_PER_MB, dict.fromkeys(TRANSPORTS, UNKNOWN),
+        other_ms, OPTIMIZER_MS_PER_MB, dict.fromkeys(OF_KIND, UNKNOWN),
         cores_per_host=max(LEAST_CORES, manifest.hardware.cores_usable or 1.0),
         threads_per_worker=manifest.threads_per_worker or 1,
         device="cuda" if (manifest.device or "").startswith("cuda") else "cpu", most_workers=kind.workers,
@@ -99,7 +100,9 @@ def _calibrated(chosen: dict[Kind, Run], bandwidth: float | None) -> tuple[Calib
     _, asked = question(made, run, bandwidth)
     gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
     per_host = 1 if is_local else asked.workers_per_host
-    return made, Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
+    wires = {job.wire for job, _ in jobs if job.servers}
+    asked = Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
+    return made, replace(asked, wire="" if len(wires) > 1 else "".join(wires))
 
 
 def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hvdtrain.planning.calibration import LEAST_CORES, TRANSPORTS, Calibration, Quantity
+from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
 from hvdtrain.planning.check import measured_step_s, question
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
@@ -36,7 +36,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     )  # fmt: skip
     by_kind: dict[str, list[Run]] = {}
     for run in runs:
-        by_kind.setdefault("ps" if run.kind.servers else run.kind.mode, []).append(run)
+        by_kind.setdefault(question(made, run, bandwidth)[1].carrier, []).append(run)
     machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
     for run in by_kind.get("single", []):
         of_run, asked = question(made, run, None)
@@ -46,7 +46,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     if machines[1]:
         speedup = made.of_machine(1).value / statistics.median(machines[1])
         made = replace(made, machine_speedup=Quantity.exactly(speedup).give_or_take(SPREAD))
-    for kind in [kind for kind in TRANSPORTS if kind in by_kind]:
+    for kind in [kind for kind in made.transports if kind in by_kind]:
         # MPI's processes spin while they wait for the wire: what they took is not their messages'.
         waiting = [run for run in by_kind[kind] if run.manifest.backend != "horovod-mpi"]
         made = _with_costs(made, waiting, kind, bandwidth) if waiting else made
@@ -164,13 +164,11 @@ def _with_efficiency(base: Calibration, runs: Sequence[Run], kind: str, bandwidt
     """The share of the wire with which simulated steps are as long as measured ones, or the known one."""
     measured = [measured_step_s(run) for run in runs]
     known = base.transports[kind]["efficiency"].value
-    best = (math.inf, base)
-    for share in sorted(EFFICIENCIES, key=lambda share: abs(share - known)):
+    found = []
+    for share in EFFICIENCIES:
         efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
-        costs = base.transports[kind] | {"efficiency": efficiency}
-        tried = replace(base, transports=base.transports | {kind: costs})
+        tried = replace(base, transports=base.transports | {kind: base.transports[kind] | {"efficiency": efficiency}})
         steps = [simulate(scenario_of(tried, run, bandwidth)).step_s for run in runs]
         off = sum(math.log(a / b) ** 2 for a, b in zip(steps, measured, strict=True))
-        if off < best[0] - 1e-4:
-            best = off, tried
-    return best[1]
+        found.append((round(off, 4), abs(share - known), tried))
+    return min(found, key=lambda one: one[:2])[2]

@@ -16,10 +16,10 @@ class Detail(NamedTuple):
 
     pieces: int
     groups: int
-    steps: int = 12
+    steps: int
 
 
-FINE, COARSE, ROUGH = Detail(160, 24), Detail(24, 6), Detail(6, 3, 4)
+FINE, COARSE, ROUGH = Detail(160, 24, 60), Detail(24, 6, 12), Detail(6, 3, 4)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ import itertools
 import math
 import random
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hvdtrain import modes
 from hvdtrain.config.option_types import EQUAL
+from hvdtrain.config.run_config import WIRES
 from hvdtrain.errors import UsageError, unknown
 from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.calibration import Z90, Calibration
@@ -20,13 +23,13 @@ from hvdtrain.planning.servers import Servers
 
 STEPS, STEPS_ASYNCHRONOUS, STEPS_RING = 3, 4, 10  # rings cost little
 STEPS_STRAGGLERS = 40  # where workers are slow at random: a seed moves a prediction by 5 % at most
-BUCKETS = 100  # in all steps together: which of several is next on a link is drawn, and of few it would show
+BUCKETS = 600  # in all steps together: which of several is next on a link is drawn, and of few it would show
 DRAWS = 12  # of a calibration, for an interval
 # For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
 WIDER_PER_DOUBLING = 0.02
 LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
-LEAST_GBIT, MOST_GBIT = 1e-4, 1e3  # of what a job may need
-HALVINGS = 10  # of that range, on a logarithmic scale: to 2 %
+MOST_GBIT = 1e3  # that a job may need
+RATES = [1e-4 * 1e7 ** (number / 1023) for number in range(1023)] + [MOST_GBIT]  # a step is 2 %
 Z_SURE = 1.282  # nine in ten of a normal distribution are less
 Row = dict[str, Any]
 
@@ -89,12 +92,13 @@ def row(calibration: Calibration, asked: Scenario, detail: Detail = FINE, is_dra
     beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, asked)
     wider = math.exp(Z90 * math.hypot(spread, calibration.model_error + beyond))
     samples = speed(calibration, asked, step_s)
-    apart = asked.servers if asked.placement == "dedicated" else 0
+    worker_hosts = -(-asked.workers // asked.workers_per_host)
     return {
         "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
         "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit,
-        "hosts": -(-asked.workers // asked.workers_per_host) + apart,
+        "hosts": worker_hosts + (asked.servers if asked.placement == "dedicated" else 0), "worker_hosts": worker_hosts,
         "placement": asked.placement if asked.servers else None,
+        "wire": (asked.wire or WIRES[0]) if asked.servers else None,
         "compression": asked.compression, "local_steps": asked.local_steps,
         "batch_per_worker": calibration.batch_per_worker * max(1, asked.replaces),
         "step_s": step_s, "step_s_low": step_s / wider, "step_s_high": step_s * wider,
@@ -121,6 +125,7 @@ def label(at: Row) -> str:
         return ONE_MACHINE
     words = f"{at['mode']} ×{at['workers']}" + (f"+{at['servers']}" if at["servers"] else "")
     words += " beside" if at["placement"] == "shared" else ""
+    words += f" {at['wire']}" if at["wire"] not in (None, WIRES[0]) else ""
     words += f" {at['compression']}" if at["compression"] != "none" else ""
     return words + (f" H {at['local_steps']}" if at["local_steps"] > 1 else "")
 
@@ -133,16 +138,13 @@ def codec_of(calibration: Calibration, mode: str, name: str) -> str:
 
 
 def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Detail) -> list[float]:
-    """Seconds a step with the calibration drawn anew; with servers by coarse simulations, set against a coarse one."""
-    detail, middle_s = min(known, COARSE) if asked.servers else known, step_s
-    if known != detail:
-        middle_s = simulate(calibration.scenario(asked), detail=detail).step_s
-    draws = []
+    """Seconds a step with the calibration drawn anew; with servers by coarse simulations, of which ratios count."""
+    detail, draws = min(known, COARSE) if asked.servers else known, []
     for number in range(DRAWS):
         draw = random.Random(f"{asked.seed} {number}")
         drawn = calibration.scenario(replace(asked, seed=asked.seed + 1 + number), draw)
-        draws.append(step_s * simulate(drawn, detail=detail).step_s / middle_s)
-    return draws
+        draws.append(simulate(drawn, detail=detail).step_s)
+    return [step_s * drawn_s / statistics.geometric_mean(draws) for drawn_s in draws]
 
 
 def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:
@@ -163,19 +165,14 @@ def needs(calibration: Calibration, jobs: Sequence[Scenario], efficiency: float)
         asked = calibration.scenario(replace(job, bandwidth_gbit=gbit))
         return alone_s / simulate(asked, detail=COARSE).step_s
 
-    def least(job: Scenario, wanted: float) -> float:
-        low, high = LEAST_GBIT, MOST_GBIT
-        for _ in range(HALVINGS):
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if share(job, middle) >= wanted else (middle, high)
-        return high
-
-    sure = efficiency * math.exp(Z_SURE * calibration.model_error)
-    return [
-        {
+    rows = []
+    for job in jobs:
+        enough, sure = (
+            RATES[bisect_left(RATES, wanted, hi=len(RATES) - 1, key=partial(share, job))]
+            for wanted in (efficiency, efficiency * math.exp(Z_SURE * calibration.model_error))
+        )
+        rows.append({
             "mode": job.mode, "workers": job.workers, "servers": job.servers, "local_steps": job.local_steps,
-            "efficiency": efficiency, "bandwidth_gbit": least(job, efficiency), "sure_gbit": least(job, sure),
-            "most": share(job, MOST_GBIT),
-        }
-        for job in jobs
-    ]  # fmt: skip
+            "efficiency": efficiency, "bandwidth_gbit": enough, "sure_gbit": sure, "most": share(job, MOST_GBIT),
+        })  # fmt: skip
+    return rows

@@ -11,13 +11,16 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdtrain.config.run_config import WIRES
 from hvdtrain.world.network import free_port
 
 WORKERS = 2
 SMALL, LARGE = 16 * 2**10, 8 * 2**20  # bytes of a block
 BLOCKS = 4
 SAMPLES = 4  # measurements of each
-OF_KIND = {"allreduce": ("allreduce", 0), "ddp": ("ddp", 0), "ps": ("ps-sync", 1)}
+# Of each transport: a mode, its servers, and what carries their messages.
+OF_KIND = {name: ("ps-sync", 1, wire) for name, wire in zip(("ps", "ps-zmq"), WIRES, strict=True)}
+OF_KIND |= {name: (name, 0, "rpc") for name in ("allreduce", "ddp")}
 TIMEOUT_S = 20.0
 # Set before torch is imported: one thread computes; huge pages, as workers have them; TCP as between hosts.
 ENVIRONMENT = {
@@ -41,7 +44,7 @@ def measure(deadline: float) -> dict[tuple[str, int], Measured]:
 
     measured = {}
     for block in (LARGE, SMALL):
-        for kind in ("ps", "allreduce", "ddp"):
+        for kind in OF_KIND:
             left = deadline - time.monotonic()
             if left > 0 and (result := _job(kind, block, min(left, TIMEOUT_S))):
                 measured[kind, block] = result
@@ -50,14 +53,13 @@ def measure(deadline: float) -> dict[tuple[str, int], Measured]:
 
 def _job(kind: str, block: int, limit_s: float) -> Measured | None:
     """What the first worker measured; None where the job failed or took too long."""
-    mode, servers = OF_KIND[kind]
-    ranks = WORKERS + servers
+    ranks = WORKERS + OF_KIND[kind][1]
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     port = free_port("127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
         processes = [
-            context.Process(target=_rank, args=(rank, ranks, port, mode, servers, block, folder, results))
+            context.Process(target=_rank, args=(rank, ranks, port, kind, block, folder, results))
             for rank in range(ranks)
         ]
         for process in processes:
@@ -72,8 +74,9 @@ def _job(kind: str, block: int, limit_s: float) -> Measured | None:
         return result
 
 
-def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int, folder: str, results: Any) -> None:
+def _rank(rank: int, ranks: int, port: int, kind: str, block: int, folder: str, results: Any) -> None:
     signal.alarm(int(TIMEOUT_S))  # whatever becomes of the process that forked it
+    mode, servers, wire = OF_KIND[kind]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -96,7 +99,7 @@ def _rank(rank: int, ranks: int, port: int, mode: str, servers: int, block: int,
     use_one_interface(world)
     if servers:
         keep_memory()
-    config = RunConfig(mode=mode, servers=servers, optimizer="sgd", momentum=0.0, timeout=TIMEOUT_S)
+    config = RunConfig(mode=mode, servers=servers, wire=wire, optimizer="sgd", momentum=0.0, timeout=TIMEOUT_S)
     job = Job(config, world, Path(folder), torch.device("cpu"), threads=1, wait_for=choice(config, "wait_for"))
     if world.is_server:
         modes.load(mode).serve(job, print)

@@ -3,17 +3,18 @@
 Workers are in lockstep and alike, so that one of them, the slowest of a step, stands for all.
 """
 
+import math
 from functools import partial
 
 from hvdtrain import modes
 from hvdtrain.planning.engine import Join, Process, Processors, Then, go_on
-from hvdtrain.planning.layout import Detail, HostGroup, Piece, cut
+from hvdtrain.planning.layout import Detail, HostGroup, cut
 from hvdtrain.planning.scenario import MIB, Scenario
 from hvdtrain.planning.worker import Exchange, Worker
 
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
 FUSION = 128 * MIB  # Horovod reduces at most so much at once: HOROVOD_FUSION_THRESHOLD
-FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
+BUCKET = 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
 FILLS = {1: 0.75, 2: 1.0}  # share of the wire, once around and twice, of what an all-reduce reaches: modes/README.md
 AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 
@@ -21,9 +22,8 @@ AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 class Ring(Exchange):
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
         self.is_horovod = modes.declared(scenario.mode).joins_horovod
-        pieces: list[Piece] = []
-        if scenario.workers > 1:
-            pieces = cut(scenario, [HostGroup(1, 1, ())], detail.pieces) if self.is_horovod else _of_ddp(scenario)
+        most = detail.pieces if self.is_horovod else -(-scenario.bytes // BUCKET)
+        pieces = cut(scenario, [HostGroup(1, 1, ())], most) if scenario.workers > 1 else []
         super().__init__(scenario, steps, seed, pieces)
         times = min(scenario.workers, scenario.workers_per_host)  # workers that share the cores of a host
         self.cores = Processors(self.clock, scenario.free_cores(times, 1))
@@ -75,8 +75,8 @@ class Ring(Exchange):
         return taken
 
     def _operation(self, gradients: float, times_around: int, then: Then) -> None:
-        """Once around the ring is a reduce-scatter or an all-gather, twice an all-reduce (Patarasuk and Yuan, 2009).
-        Takes the wire and the processors at once.
+        """Once around the ring is a reduce-scatter or an all-gather, twice an all-reduce (Patarasuk and Yuan, 2009). Of
+        that neither the wire nor the processors hide the other wholly; the former add up what has come whole.
         """
         s, transport, codec = self.scenario, self.scenario.transport, self.scenario.codec
         hosts, hops = -(-s.workers // s.workers_per_host), times_around * (s.workers - 1)
@@ -84,20 +84,9 @@ class Ring(Exchange):
         cost = 1e-6 * (transport.operation_us + hops * transport.message_us)
         cost += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
         cost += times_around / 2 * gradients / 1e9 * (codec.encode_ms_per_mb + codec.decode_ms_per_mb)
-        both = Join(2, then)
+        wire_s = moved / s.wire_rate / FILLS[times_around] + hops * s.latency_s if hosts > 1 else 0.0
+        alone_s = cost / min(1.0, self.cores.cores / self.worker.times)
+        together_s = wire_s + alone_s if times_around == 1 else math.hypot(wire_s, alone_s)
+        both = Join(2, partial(self.clock.after, together_s - max(wire_s, alone_s), then))
         self.cores.work(cost, self.worker.times, both)
-        self.clock.after(moved / s.wire_rate / FILLS[times_around] + hops * s.latency_s if hosts > 1 else 0.0, both)
-
-
-def _of_ddp(scenario: Scenario) -> list[Piece]:
-    """DDP's buckets, in the order of backward: whole layers, the first bucket small."""
-    pieces: list[Piece] = []
-    layers: list[int] = []
-    limit = FIRST_BUCKET
-    for number in reversed(range(len(scenario.layers))):
-        layers.append(number)
-        size = 4 * sum(scenario.layers[layer].parameters for layer in layers)
-        if size >= limit or not number:
-            pieces.append(Piece(0, size, 1, tuple(layers)))
-            layers, limit = [], BUCKET
-    return pieces
+        self.clock.after(wire_s, both)

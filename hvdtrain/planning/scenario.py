@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hvdtrain import modes
+from hvdtrain.config.run_config import WIRES
 
 MODES = modes.names()
 RING_MODES, SERVER_MODES = (
@@ -75,11 +76,13 @@ class Scenario:
         on_processor: computing takes cores, as communication does; false of a GPU.
         workers_per_host: hosts are filled one after the other.
         placement: servers on hosts without workers, `dedicated`, or on the workers' hosts, `shared`.
+        server_gbit: of the links of servers' hosts that have no worker; None: as all links.
         staleness: the bound of ps-ssp.
         under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
         wait_for, shares: as modes.Mode has them; empty: as the mode does by default.
+        wire: of servers, one of WIRES; empty: the first.
         local_steps: of each worker, from one exchange to the next.
         replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
         seed: of what is drawn: links that are shared, who is slow at random, jitter.
@@ -91,6 +94,7 @@ class Scenario:
     workers: int = 1
     servers: int = 0
     bandwidth_gbit: float = 1.0
+    server_gbit: float | None = None
     latency_s: float = 50e-6
     transport: Transport = Transport()
     compression: str = "none"
@@ -106,6 +110,7 @@ class Scenario:
     staleness: int = 2
     softsync: bool = True
     wait_for: str = ""
+    wire: str = ""
     shares: str = ""
     local_steps: int = 1
     replaces: int = 0
@@ -117,6 +122,12 @@ class Scenario:
     @property
     def in_lockstep(self) -> bool:
         return modes.declared(self.mode).lockstep
+
+    @property
+    def carrier(self) -> str:
+        """Which transport of a calibration it has, as far as it is not that of all rings."""
+        of_servers = "ps" if self.wire in ("", WIRES[0]) else f"ps-{self.wire}"
+        return of_servers if self.servers else self.mode
 
     @property
     def bytes(self) -> int:

@@ -25,8 +25,9 @@ class _Hosts:
     def __init__(self, group: HostGroup, scenario: Scenario, clock: Clock, draw: random.Random) -> None:
         self.group = group
         self.up, self.down = Link(clock, draw), Link(clock, draw)
-        self.rate = group.hosts * scenario.wire_rate
         workers = sum(count for _, count in group.workers)
+        gbit = scenario.bandwidth_gbit if workers else scenario.server_gbit or scenario.bandwidth_gbit
+        self.rate = group.hosts * scenario.wire_rate * gbit / scenario.bandwidth_gbit
         self.cores = Processors(clock, scenario.free_cores(group.hosts * (group.servers + workers), group.hosts))
         self.servers = group.hosts * group.servers
         self.io = Thread(self.cores, max(1, self.servers))

@@ -45,7 +45,7 @@ def predictions(rows: Sequence[Row], title: str = "") -> None:
         lines.append({
             "mode": name, "batch": row["workers"] * row["batch_per_worker"], "workers": row["workers"],
             "servers": row["servers"], "where": row["placement"], "machines": row["hosts"],
-            "sends": row["compression"], "H": row["local_steps"],
+            "wire": row["wire"], "sends": row["compression"], "H": row["local_steps"],
             "link": row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]), "step": seconds(row["step_s"]),
             "interval": f"{seconds(row['step_s_low'])} to {seconds(row['step_s_high'])}",
             "samples/s": f"{row['samples_per_s']:,.4g}", "exposed": "" if is_alone else seconds(row["exposed_comm_s"]),
@@ -160,8 +160,7 @@ def _draw_map(panel: Any, places: Sequence[Row]) -> None:
         colour = plot_style.look_of(modes[first])[0] if row[first] >= SURE else plot_style.GRID
         panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.6, linewidth=0))
         panel.text(x, y, answer(row), ha="center", va="center", fontsize=8, color="#101010")
-    panel.set(xlim=(-0.5, len(bandwidths) - 0.5), ylim=(-0.5, len(numbers) - 0.5), ylabel="workers")
+    panel.set(xlim=(-0.5, len(bandwidths) - 0.5), ylim=(-0.5, len(numbers) - 0.5), ylabel="workers", title=MAP)
     panel.set_xticks(range(len(bandwidths)), map(rate, bandwidths))
     panel.set_yticks(range(len(numbers)), [str(n) for n in numbers])
-    panel.set_title(MAP)
     panel.tick_params(length=0)

@@ -198,7 +198,6 @@ def expected_slow(share: float, steps: int, workers: int) -> float:
     """
     if not share:
         return 0.0
-    import numpy as np
     from scipy.special import bdtr
 
-    return float(np.sum(1 - bdtr(np.arange(steps), steps, share) ** workers))
+    return float(sum(1 - bdtr(range(steps), steps, share) ** workers))

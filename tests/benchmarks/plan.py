@@ -2,12 +2,12 @@
 
     sudo python tests/benchmarks/plan.py --out plan-check
 
-For each model: two hosts of `hvdtrain hosts` at 300 Mbit/s, a run of the ring and one of a server there, and `plan
-calibrate --from` these; then other rates, numbers of hosts and of servers, sharded rings, rings that wait for layers,
-and local steps, which really run, a worker on each host and servers beside them. Prints each error, the median and the
-largest, and how often the faster of ring and servers was foretold where they differ by more than a tenth, how many runs
-lie in their intervals, and the Brier score of which is the faster; writes rows.json and predicted.svg. The calibration
-never sees a run that is predicted. Needs what `hvdtrain hosts up` needs.
+For each model: two hosts of `hvdtrain hosts` at 300 Mbit/s, a run of one process, one of the ring and one of a server
+there, and `plan calibrate --from` these; then other rates, numbers of hosts and of servers, sharded rings, rings that
+wait for layers, and local steps, which really run, a worker on each host and servers beside them. Prints each error,
+how often the faster of ring and servers was foretold where they differ by more than a tenth, how many runs lie in their
+intervals, and the Brier score of which is the faster; writes rows.json and predicted.svg. The calibration never sees a
+run that is predicted. Needs what `hvdtrain hosts up` needs.
 
 Each host has 0.45 of a core to itself (`hosts up --cpus`), however many there are: four of them on two cores do not
 take each other's time, as real hosts do not.
@@ -18,14 +18,14 @@ import itertools
 import json
 import math
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from statistics import NormalDist
 
+from explain import hvdtrain
+
 from hvdtrain.planning.best import SHARED
 from hvdtrain.planning.calibration import MODEL_ERROR, Z90, load
-from hvdtrain.planning.check import compare, finished
+from hvdtrain.planning.check import compare, finished, measured_step_s
 from hvdtrain.planning.units import BANDWIDTH
 
 CALIBRATED_AT = "300mbit"
@@ -38,18 +38,20 @@ RINGS = ("allreduce", "sharded", "allreduce layer")
 CELLS = {
     "vggf": {
         (2, "100mbit"): (*RINGS, "ps-sync 1", "ps-sync 2", "allreduce H", "ps-sync 2 H"),
+        (2, "1gbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 2"),
+        (3, "100mbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 2", "allreduce H", "ps-sync 2 H"),
         (3, "1gbit"): ("allreduce", "ps-sync 1", "ps-sync 3"),
+        (4, "100mbit"): ("allreduce", "ps-sync 4"),
         (4, "200mbit"): (*RINGS, "ps-sync 1", "ps-sync 3", "allreduce H", "ps-sync 3 H"),
+        (4, "1gbit"): ("allreduce", "ps-sync 1", "ps-sync 4"),
     },
-    "vgg16": {(2, "1gbit"): (*RINGS, "ps-sync 1", "ps-sync 2"), (4, "1gbit"): ("allreduce", "ps-sync 2", "ps-sync 3")},
+    "vgg16": {
+        (2, "1gbit"): (*RINGS, "ps-sync 1", "ps-sync 2"),
+        (3, "300mbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 3"),
+        (4, "1gbit"): ("allreduce", "ps-sync 2", "ps-sync 3"),
+    },
 }
 LOCAL_STEPS, ROUNDS = 4, 4
-
-
-def hvdtrain(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "hvdtrain", *words], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"hvdtrain {' '.join(words)}: {(done.stderr or done.stdout).strip()[-2000:]}")
 
 
 def hosts(count: int, servers: int) -> str:
@@ -74,30 +76,34 @@ def run(model: str, count: int, cell: str, out: Path, steps: int = STEPS) -> Non
     )  # fmt: skip
 
 
-def measure(model: str, out: Path) -> list[dict]:
+def measure(model: str, out: Path, repeats: int) -> list[dict]:
     calibration = out / f"{model}.json"
     if not calibration.exists():
         up(2, CALIBRATED_AT)
-        known = {cell: out / f"{model}-calibration-{cell}".replace(" ", "-") for cell in ("allreduce", "ps-sync 1")}
+        cells = {"single": 1, "allreduce": 2, "ps-sync 1": 2}  # and workers
+        known = {cell: out / f"{model}-calibration-{cell}".replace(" ", "-") for cell in cells}
         for cell, folder in known.items():
             if not (folder / "summary.json").exists():
-                run(model, 2, cell, folder, CALIBRATION_STEPS)
+                run(model, cells[cell], cell, folder, CALIBRATION_STEPS)
         hvdtrain(
             "plan", "calibrate", "--model", model, "--width", MODELS[model], "--batch-size", str(BATCH), "--optimizer",
             "sgd", *(word for folder in known.values() for word in ("--from", str(folder))),
             "--bandwidth", CALIBRATED_AT, "--out", str(calibration),
         )  # fmt: skip
-    rows = []
+    rows, made = [], load(calibration)
     for (count, rate), cells in CELLS[model].items():
-        folders = [out / f"{model}-{count}-{rate}-{cell}".replace(" ", "-") for cell in cells]
-        if not all((folder / "summary.json").exists() for folder in folders):
+        at = f"{model}-{count}-{rate}"
+        of = {cell: [out / f"{at}-{cell}-{n}".replace(" ", "-") for n in range(repeats)] for cell in cells}
+        missing = [(n, cell) for n in range(repeats) for cell in cells if not (of[cell][n] / "summary.json").exists()]
+        if missing:
             up(count, rate)
-        for cell, folder in zip(cells, folders, strict=True):
-            if not (folder / "summary.json").exists():
-                run(model, count, cell, folder)
-        gbit = BANDWIDTH.convert(rate, None, None)
-        compared = [compare(load(calibration), finished(folder), gbit) for folder in folders]
-        for row, cell in zip(compared, cells, strict=True):
+        for n, cell in missing:
+            run(model, count, cell, of[cell][n])
+        for cell in cells:
+            runs = [finished(folder) for folder in of[cell]]
+            row = compare(made, runs[0], BANDWIDTH.convert(rate, None, None))
+            row["measured_step_s"] = statistics.median(map(measured_step_s, runs))
+            row["error"] = row["predicted_step_s"] / row["measured_step_s"] - 1
             rows.append(row | {"model": model, "rate": rate, "cell": cell, "local": "H" in cell})
             print(
                 f"{model:6} {cell:15} x{row['workers']} {rate:8} measured "
@@ -120,9 +126,7 @@ def winners(rows: list[dict]) -> tuple[int, int]:
 
 
 def sureness(rows: list[dict]) -> tuple[float, list[float]]:
-    """The share of runs that lie in their intervals; and of each ring beside servers on the same hosts, the squared
-    error of how probably it was foretold to be the faster (Brier, 1950).
-    """
+    """Of runs, the share in their intervals; of each ring and servers on the same hosts, the error of P squared."""
     inside = [row["low"] <= row["measured_step_s"] <= row["high"] for row in rows]
     errors = []
     for ring, servers in itertools.permutations(rows, 2):
@@ -170,26 +174,24 @@ def draw(rows: list[dict], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("plan-check"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     rows = []
     try:
         for model in args.models.split(","):
-            rows += measure(model, args.out.absolute())
+            rows += measure(model, args.out.absolute(), args.repeats)
     finally:
         hvdtrain("hosts", "down")
     (args.out / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
     draw(rows, args.out / "predicted.svg")
     errors = sorted(abs(row["error"]) for row in rows)
     pairs, right = winners(rows)
-    print(f"{len(errors)} runs: median error {statistics.median(errors):.1%}, largest {errors[-1]:.1%}")
     inside, squares = sureness(rows)
-    print(
-        f"in their intervals of 90 %: {inside:.0%}; Brier score of {len(squares)} pairs of ring and servers: "
-        f"{statistics.fmean(squares):.3f}"
-    )
-    print(f"the faster of two that differ by more than a tenth: right in {right} of {pairs}")
+    print(f"{len(errors)} cells: median error {statistics.median(errors):.1%}, largest {errors[-1]:.1%}")
+    print(f"in their intervals of 90 %: {inside:.0%}; of two that differ by a tenth the faster: {right} of {pairs}")
+    print(f"Brier score of {len(squares)} pairs of ring and servers: {statistics.fmean(squares):.3f}")
 
 
 if __name__ == "__main__":

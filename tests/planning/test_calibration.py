@@ -118,7 +118,7 @@ def test_predictions_lie_in_their_intervals_and_repeat():
 
 def test_intervals_have_nine_in_ten_of_what_may_be():
     """Steps that the model misses by its error, of what a calibration may be, lie in the interval as often as said."""
-    made, draw = make(), random.Random(0)
+    made, draw = make(most_workers=4, most_servers=2), random.Random(0)
     [row] = rows(made, ["ps-sync"], bandwidths=(0.5,))
     inside = 0
     for number in range(200):
@@ -219,6 +219,19 @@ def test_the_map_has_what_both_sides_can_send_at_its_best_on_equal_machines(tmp_
     said, found = asked(tmp_path, "--workers", "4", "--compression", "int8", modes=modes)
     assert found["map"][0]["servers"].endswith("int8") and "int8" not in found["map"][0]["ring"]
     assert "No ring here sends int8" in said
+
+
+def test_servers_are_asked_about_over_one_wire_and_at_their_best_over_either():
+    ps = make().transports["ps"]
+    cheaper = {name: figure.times(1 if name == "efficiency" else 0.2) for name, figure in ps.items()}
+    made = make(transports=make().transports | {"ps-zmq": cheaper})
+    for wire, of_row, of_map in (("", "rpc", "zmq"), ("rpc", "rpc", "rpc"), ("zmq", "zmq", "zmq")):
+        asked = Scenario("ps-sync", workers=4, servers=4, bandwidth_gbit=10.0, wire=wire)
+        assert predict.row(made, asked)["wire"] == of_row
+        [place] = best.Contest(made, asked, ["ps-sync"]).map([4], [10.0], [1])
+        assert ("zmq" in place["servers"]) == (of_map == "zmq")
+    with pytest.raises(UsageError, match="no transport ps-zmq: calibrate again"):
+        predict.row(make(), asked)
 
 
 def test_a_sure_map_is_where_one_thing_decides(tmp_path):

@@ -23,7 +23,7 @@ def test_from_a_calibration_to_answers(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "cal.json").read_text())
     assert sum(layer["forward_ms"]["value"] for layer in found["layers"]) > 0
     assert found["codecs"]["int8"]["wire_share"]["value"] == pytest.approx(0.25, abs=0.01)
-    for kind in {"ps", "allreduce", "ddp"} - set(found["made"]["guessed"]):
+    for kind in {"ps", "ps-zmq", "allreduce", "ddp"} - set(found["made"]["guessed"]):
         assert 0.01 < found["transports"][kind]["send_s_per_gb"]["value"] < 50
     assert "ps" not in found["made"]["guessed"]  # the first that is measured
 
