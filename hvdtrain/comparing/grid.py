@@ -5,7 +5,7 @@ import itertools
 import random
 import re
 import shlex
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,14 +153,6 @@ def plan(
             contenders.append(dataclasses.replace(run.with_options(threads=threads), variant="-scaling"))
         contenders.append(run.with_options(threads=most))
     return contenders
-
-
-def grouped(runs: Sequence[Planned], keys: Iterable[Hashable]) -> dict[Any, list[Planned]]:
-    """Those with the same key, by that."""
-    groups: dict[Any, list[Planned]] = {}
-    for run, key in zip(runs, keys, strict=True):
-        groups.setdefault(key, []).append(run)
-    return groups
 
 
 def in_rounds(contenders: Sequence[Planned], repeats: int) -> list[list[Planned]]:

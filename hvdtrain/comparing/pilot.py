@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 
 from hvdtrain import modes
 from hvdtrain.comparing.forecast import Record
-from hvdtrain.comparing.grid import Planned, grouped
+from hvdtrain.comparing.grid import Planned
+from hvdtrain.runs.read import grouped
 from hvdtrain.runs.request import mathematics, mode_options
 
 Rivalry = Callable[[Planned], Hashable]  # equal of contenders of which not all are repeated
@@ -31,7 +32,7 @@ def needs_pilot(contenders: Sequence[Planned], record: Record, rivalry: Rivalry 
     """Those of which it is open whether they are repeated, and which have not run."""
     return [
         run
-        for rivals in grouped(contenders, map(rivalry, contenders)).values()
+        for rivals in grouped(contenders, rivalry).values()
         for run in rivals
         if len(rivals) > 1 and not record.speed(run)
     ]
@@ -44,7 +45,7 @@ def leave_out(contenders: Sequence[Planned], record: Record, rivalry: Rivalry = 
     """
     lines = []
     piloted = [run for run in contenders if record.speed(run)]
-    for rivals in grouped(piloted, map(rivalry, piloted)).values():
+    for rivals in grouped(piloted, rivalry).values():
         best = max(rivals, key=record.speed)
         for run in rivals:
             twins = [other for other in rivals if but_for_the_wire(other) == but_for_the_wire(run)]
@@ -63,7 +64,7 @@ def taken(contenders: Sequence[Planned], record: Record) -> list[Planned]:
     """Those that are not left out; of each family one at least."""
     staying = [
         [run for run in rivals if not record.left_out(run)] or [max(rivals, key=record.speed)]
-        for rivals in grouped(contenders, map(of_a_side, contenders)).values()
+        for rivals in grouped(contenders, of_a_side).values()
     ]
     return list(itertools.chain(*staying))
 
@@ -75,11 +76,11 @@ def trainings(contenders: Sequence[Planned], record: Record, kept: Collection[st
         kept: names of runs that are there: what is trained already stays the one that is.
     """
     chosen = []
-    for place in grouped(contenders, [run.where for run in contenders]).values():
+    for place in grouped(contenders, lambda run: run.where).values():
         alone = max((record.speed(run) for run in place if run.family == modes.ONE_MACHINE), default=0.0)
         able = [dataclasses.replace(run, after_sprints=True) for run in place if record.speed(run) >= HALF * alone]
-        steps = [mathematics(run.config.mode, run.workers, mode_options(run.config)) for run in able]
-        for same in grouped(able, steps).values():
+        by_steps = grouped(able, lambda run: mathematics(run.config.mode, run.workers, mode_options(run.config)))
+        for same in by_steps.values():
             is_there = [run for run in same if run.name in kept]
             chosen.append(min(is_there or same, key=lambda run: (FIRST.index(run.family), -record.speed(run))))
     return chosen

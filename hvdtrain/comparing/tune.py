@@ -15,12 +15,13 @@ from msgspec import Struct, ValidationError, convert, to_builtins
 
 from hvdtrain import modes
 from hvdtrain.comparing.forecast import Record
-from hvdtrain.comparing.grid import Axes, Planned, grouped
+from hvdtrain.comparing.grid import Axes, Planned
 from hvdtrain.config.option_types import EQUAL
 from hvdtrain.config.run_config import RunConfig
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import three_digits
 from hvdtrain.launch.hosts import Host, allocate
+from hvdtrain.runs.read import grouped
 
 FIRST_SPRINT_S = 1.0
 SPACE: Mapping[str, Sequence[Any]] = {"bucket_mb": (1.0, 4.0, 16.0), "wait_for": ("layer", "step")}
@@ -83,7 +84,7 @@ def _most_servers(hosts: Sequence[Host], workers: int) -> int:
 def sides(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:
     """Rings, and servers, on each task and number of workers, by name."""
     distributed = [run for run in contenders if run.family != modes.ONE_MACHINE]
-    return grouped(distributed, [run.side for run in distributed])
+    return grouped(distributed, lambda run: run.side)
 
 
 def search(contenders: Sequence[Planned], record: Record, seconds: float, sprint: Sprint) -> None:

@@ -44,7 +44,8 @@ class Contest:
         if self.asked.compression == "none":
             known = [codec for codec in COMPRESSIONS if codec in self.calibration.codecs]
             codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
-        wires = [self.asked.wire] if self.asked.wire else WIRES[: 1 + ("ps-zmq" in self.calibration.transports)]
+        # Where runs corrected what servers cost over one wire, no other is tried: it would be judged otherwise.
+        wires = [self.asked.wire] if self.asked.wire else self.calibration.made.get("wires") or WIRES[:1]
         sides = []
         for of, places in zip(families, ([(hosts, 0, "dedicated")], _places(hosts, prices)), strict=True):
             sent = dict.fromkeys((m.name, codec_of(self.calibration, m.name, codec)) for m in of for codec in codecs)
@@ -104,8 +105,8 @@ class Contest:
         return places
 
     def splits(self, hosts: int, prices: Prices) -> list[Row]:
-        """Rows with their `price` an hour, the fastest first: the best uses, the best of each mode and compression, one
-        machine.
+        """Rows with their `price` an hour and of a million samples, the fastest first: the best uses, the best of each
+        mode and compression, one machine.
         """
         order = [job for _, job in self.ranked(itertools.chain(*self.sides(hosts, prices)), ROUGH)]
         of_kinds = {(job.mode, job.compression): job for job in reversed(order)}
@@ -114,7 +115,7 @@ class Contest:
         for job in (*chosen, machine(self.asked, hosts * self.asked.workers_per_host)):
             at = row(self.calibration, job)
             price = at["worker_hosts"] * prices[0] + (at["hosts"] - at["worker_hosts"]) * prices[1]
-            rows.append(at | {"price": price})
+            rows.append(at | {"price": price, "price_per_million": price / 3.6e-3 / at["samples_per_s"]})
         return sorted(rows, key=lambda one: -one["samples_per_s"])
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.run_config import WIRES, RunConfig
 from hvdtrain.planning import probe
 from hvdtrain.planning.calibration import Calibration, Quantity
 from hvdtrain.planning.from_runs import from_runs
@@ -14,6 +14,7 @@ from hvdtrain.planning.scenario import BUCKET_BYTES
 from hvdtrain.runs.read import Run
 from hvdtrain.system.cgroups import usable_cores
 from hvdtrain.system.own_code import short
+from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
 BUDGET_S = 50.0  # of a calibration that is to take 60 s at most
 PROFILE_S = 8.0
@@ -36,7 +37,7 @@ def calibrate(
     """
     from hvdtrain.data.find import find_dataset
 
-    os.environ |= probe.ENVIRONMENT
+    os.environ |= probe.ENVIRONMENT | {WIRE_KEY: new_wire_key()}  # zmq encrypts, as between hosts
     import torch
 
     torch.set_num_threads(1)
@@ -50,7 +51,7 @@ def calibrate(
     side = image_side(config, data)
     computing = profile.profile(config, batch, data, side, PROFILE_S)
     parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
-    missing = [kind for kind in probe.OF_KIND if (kind, probe.LARGE) not in measured]
+    missing = [kind for kind in probe.OF_KIND if not {(kind, probe.LARGE), (kind, probe.SMALL)} <= measured.keys()]
     made = Calibration(
         model={
             "name": short(config.model), "width": config.taken_width, "classes": len(data.classes), "image_size": side,
@@ -59,7 +60,7 @@ def calibrate(
         **computing, transports=transports(measured), cores_per_host=usable_cores(), most_workers=probe.WORKERS,
         made={
             "on": socket.gethostname(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "how": "measured",
-            "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,
+            "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing, "wires": WIRES,
         },
     )  # fmt: skip
     if runs:

@@ -107,7 +107,8 @@ class Calibration:
     made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        costs = [(f"transports.{kind}", self.transports.get(kind, {}), TRANSPORT_FIELDS) for kind in TRANSPORTS]
+        kinds = *TRANSPORTS, *self.transports
+        costs = [(f"transports.{kind}", self.transports.get(kind, {}), TRANSPORT_FIELDS) for kind in kinds]
         costs += [(f"codecs.{name}", codec, CODEC_FIELDS) for name, codec in self.codecs.items()]
         for name, figures, keys in costs:
             if missing := [key for key in keys if key not in figures and key not in OPTIONAL]:

@@ -97,7 +97,7 @@ def load(path: Path) -> Case:
 
 
 def layers_of(name: str) -> list[tuple[float, float]]:
-    """(megabytes of float32, share of all multiplications) of each layer with parameters, in the order of forward, of
+    """(megabytes of float32, share of all multiplications) of each layer with parameters, as they were made, of
     torchvision's network for ImageNet's 1,000 classes without auxiliary heads. UsageError where it has none.
     """
     import torch
@@ -112,8 +112,12 @@ def layers_of(name: str) -> list[tuple[float, float]]:
         model = torchvision.models.get_model(name, weights=None, **more).eval()
         model(torch.zeros(1, 3, side, side))
     work = {path.partition(".")[2]: sum(of.values()) for path, of in counter.get_flop_counts().items()}
-    sizes = {path: sum(p.numel() for p in of.parameters(recurse=False)) for path, of in model.named_modules()}
-    return [(4e-6 * size, work.get(path, 0) / work[""]) for path, size in sizes.items() if size]
+    layers = []
+    for path, of in model.named_modules():
+        inside = sum(work.get(f"{path}.{name}".strip("."), 0) for name, _ in of.named_children())
+        if size := sum(p.numel() for p in of.parameters(recurse=False)):
+            layers.append((4e-6 * size, (work.get(path, 0) - inside) / work[""]))
+    return layers
 
 
 def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:

@@ -19,7 +19,7 @@ from hvdtrain.planning.show import rate, seconds
 from hvdtrain.planning.units import Stragglers
 from hvdtrain.report.table import Cell, Table
 from hvdtrain.runs.fields import field_value
-from hvdtrain.runs.read import Run, load_run
+from hvdtrain.runs.read import Run, grouped, load_run
 
 WARM_UP = 2  # steps that are not counted
 LOCAL_GBIT = 1e4  # between processes of one host
@@ -55,6 +55,10 @@ def measured_step_s(run: Run) -> float:
 def measured_gbit(runs: Sequence[Run]) -> float | None:
     """Of the fastest link between hosts that these runs measured: often one of them alone has."""
     return max((pair.gbit_s for run in runs for pair in run.manifest.network.pairs), default=None)
+
+
+def wire_of(run: Run) -> str:
+    return str(run.manifest.options.get("wire", WIRES[0]))
 
 
 def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Calibration, Scenario]:
@@ -96,7 +100,7 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
         softsync=manifest.push_scale == "softsync", shares=manifest.shares or "equal",
         wait_for=manifest.wait_for or "", local_steps=run.local_steps,
-        wire=str(manifest.options.get("wire", WIRES[0])),
+        wire=wire_of(run),
         replaces=int(is_machine and manifest.threads_per_worker != calibration.threads_per_worker),
         round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
     )  # fmt: skip
@@ -117,10 +121,8 @@ def compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
 
 def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
     """For a report: seconds a step of each kind of finished run, measured and predicted, or a note of why not."""
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        if run.is_finished:
-            groups.setdefault((run.kind.label, field_value(run, "slow.asked")), []).append(run)
+    finished = (run for run in runs if run.is_finished)
+    groups = grouped(finished, lambda run: (run.kind.label, field_value(run, "slow.asked")))
     several = len({slow for _, slow in groups}) > 1
     made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
     notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means."]

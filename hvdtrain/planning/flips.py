@@ -10,7 +10,7 @@ from hvdtrain import modes
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import best
 from hvdtrain.planning.calibrate import UNKNOWN
-from hvdtrain.planning.calibration import LEAST_CORES, MODEL_ERROR, Calibration, LayerCost, Quantity
+from hvdtrain.planning.calibration import LEAST_CORES, Calibration, LayerCost, Quantity
 from hvdtrain.planning.check import LOCAL_GBIT, measured_gbit, measured_step_s, question
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
@@ -22,7 +22,7 @@ from hvdtrain.report.table import Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
-LAYERS = 6
+LAYERS, LEAST_ERROR = 6, 0.1  # the simulation misses more where it knows so little of a model
 OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)  # where no run of one process tells
 SURE = 0.9
 ONE_RUN = 1.1  # what a figure of one may be off by
@@ -96,13 +96,11 @@ def _calibrated(chosen: dict[Kind, Run], bandwidth: float | None) -> tuple[Calib
     distributed = [one for of, one in chosen.items() if of.is_distributed]
     jobs = [(scenario_of(made, one, bandwidth), measured_step_s(one)) for one in distributed]
     missed = [math.log(simulate(job).step_s / step_s) for job, step_s in jobs]
-    made = replace(made, model_error=min(10.0, max(MODEL_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
+    made = replace(made, model_error=min(10.0, max(LEAST_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
     _, asked = question(made, run, bandwidth)
     gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
     per_host = 1 if is_local else asked.workers_per_host
-    wires = {job.wire for job, _ in jobs if job.servers}
-    asked = Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
-    return made, replace(asked, wire="" if len(wires) > 1 else "".join(wires))
+    return made, Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
 
 
 def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str
             told.setdefault((kind, _answer(of)), f"{_answer(of)} {kind} {where}")
     sure = f"{first} (P {max(here[key] for key in ANSWERS):.2f})" if first else f"not sure ({answer(here)})"
     turns = "; ".join(told.values()) or "nothing that was tried turns that surely"
-    if made.model_error > 2 * MODEL_ERROR:
+    if made.model_error > 2 * LEAST_ERROR:
         turns += f" (the model misses these runs by a factor of {math.exp(made.model_error):.1f})"
     return {"says": f"on {here['hosts']} machines at {rate(gbit)} {sure}; {turns}", "map": map_, "here": here}
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
-from hvdtrain.planning.check import measured_step_s, question
+from hvdtrain.planning.check import measured_step_s, question, wire_of
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
-from hvdtrain.runs.read import Run
+from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
 
 # Which costs a run corrects together: of messages as such, and of their bytes at workers and at servers.
@@ -34,9 +34,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
     )  # fmt: skip
-    by_kind: dict[str, list[Run]] = {}
-    for run in runs:
-        by_kind.setdefault(question(made, run, bandwidth)[1].carrier, []).append(run)
+    by_kind = grouped(runs, lambda run: Scenario(run.kind.mode, servers=run.kind.servers, wire=wire_of(run)).carrier)
     machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
     for run in by_kind.get("single", []):
         of_run, asked = question(made, run, None)
@@ -52,7 +50,8 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         made = _with_costs(made, waiting, kind, bandwidth) if waiting else made
         made = _with_efficiency(made, by_kind[kind], kind, bandwidth)
     guessed = [kind for kind in base.made.get("guessed", []) if kind not in by_kind]
-    return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed})
+    wires = sorted({wire_of(run) for run in runs if run.kind.servers}) or base.made.get("wires", [])
+    return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed, "wires": wires})
 
 
 def scenario_of(base: Calibration, run: Run, bandwidth: float | None = None) -> Scenario:

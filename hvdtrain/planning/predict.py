@@ -95,7 +95,7 @@ def row(calibration: Calibration, asked: Scenario, detail: Detail = FINE, is_dra
     worker_hosts = -(-asked.workers // asked.workers_per_host)
     return {
         "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
-        "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit,
+        "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit, "server_gbit": asked.server_gbit,
         "hosts": worker_hosts + (asked.servers if asked.placement == "dedicated" else 0), "worker_hosts": worker_hosts,
         "placement": asked.placement if asked.servers else None,
         "wire": (asked.wire or WIRES[0]) if asked.servers else None,

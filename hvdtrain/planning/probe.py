@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdtrain.config.run_config import WIRES
+from hvdtrain.planning.scenario import Scenario
 from hvdtrain.world.network import free_port
 
 WORKERS = 2
@@ -19,8 +20,8 @@ SMALL, LARGE = 16 * 2**10, 8 * 2**20  # bytes of a block
 BLOCKS = 4
 SAMPLES = 4  # measurements of each
 # Of each transport: a mode, its servers, and what carries their messages.
-OF_KIND = {name: ("ps-sync", 1, wire) for name, wire in zip(("ps", "ps-zmq"), WIRES, strict=True)}
-OF_KIND |= {name: (name, 0, "rpc") for name in ("allreduce", "ddp")}
+OF_KIND = {Scenario("ps-sync", servers=1, wire=wire).carrier: ("ps-sync", 1, wire) for wire in WIRES}
+OF_KIND |= {name: (name, 0, WIRES[0]) for name in ("allreduce", "ddp")}  # whose messages no wire of servers' carries
 TIMEOUT_S = 20.0
 # Set before torch is imported: one thread computes; huge pages, as workers have them; TCP as between hosts.
 ENVIRONMENT = {
@@ -43,8 +44,8 @@ def measure(deadline: float) -> dict[tuple[str, int], Measured]:
     import hvdtrain.modes.ps_sync  # noqa: F401
 
     measured = {}
-    for block in (LARGE, SMALL):
-        for kind in OF_KIND:
+    for kind in OF_KIND:
+        for block in (LARGE, SMALL):
             left = deadline - time.monotonic()
             if left > 0 and (result := _job(kind, block, min(left, TIMEOUT_S))):
                 measured[kind, block] = result

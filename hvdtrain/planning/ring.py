@@ -15,14 +15,14 @@ from hvdtrain.planning.worker import Exchange, Worker
 CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
 FUSION = 128 * MIB  # Horovod reduces at most so much at once: HOROVOD_FUSION_THRESHOLD
 BUCKET = 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
-FILLS = {1: 0.75, 2: 1.0}  # share of the wire, once around and twice, of what an all-reduce reaches: modes/README.md
+FILLS = {1: 0.75, 2: 1.0}  # share of the wire, once around and twice, of what an all-reduce reaches: README.md
 AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
 
 
 class Ring(Exchange):
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
         self.is_horovod = modes.declared(scenario.mode).joins_horovod
-        most = detail.pieces if self.is_horovod else -(-scenario.bytes // BUCKET)
+        most = detail.pieces if self.is_horovod else max(1, -(-scenario.bytes // BUCKET))
         pieces = cut(scenario, [HostGroup(1, 1, ())], most) if scenario.workers > 1 else []
         super().__init__(scenario, steps, seed, pieces)
         times = min(scenario.workers, scenario.workers_per_host)  # workers that share the cores of a host

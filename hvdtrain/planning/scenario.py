@@ -125,7 +125,7 @@ class Scenario:
 
     @property
     def carrier(self) -> str:
-        """Which transport of a calibration it has, as far as it is not that of all rings."""
+        """The key of a calibration's transports that it has; rings without one of their own have `allreduce`."""
         of_servers = "ps" if self.wire in ("", WIRES[0]) else f"ps-{self.wire}"
         return of_servers if self.servers else self.mode
 

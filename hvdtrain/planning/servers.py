@@ -39,25 +39,18 @@ class _Hosts:
 
 @dataclass
 class _Window:
-    """What a group of workers pushes to the servers of one group of hosts: of what waits, what forward needs first goes
-    first, as far as there is room for its bytes. Without room one `extra` piece may go (see ps.exchange); -1: none.
-    """
+    """What workers push to servers of a group of hosts: what forward needs first, as far as there is room for bytes."""
 
     room: float
-    queue: dict[int, None] = field(default_factory=dict)
+    queue: set[int] = field(default_factory=set)
     under_way: float = 0.0
-    extra: int = -1
 
     def next(self, pieces: Sequence[Piece]) -> int | None:
         """Take the piece that goes next out of the queue; None where all have to wait."""
-        if not self.queue:
+        number = min(self.queue, default=-1)
+        if number < 0 or self.under_way > self.room:
             return None
-        number = min(self.queue)
-        if self.under_way and self.under_way + pieces[number].bytes > self.room:
-            if self.extra >= 0:
-                return None
-            number = self.extra = next(iter(self.queue))
-        del self.queue[number]
+        self.queue.remove(number)
         self.under_way += pieces[number].bytes
         return number
 
@@ -99,15 +92,13 @@ class Servers(Exchange):
     def send(self, worker: Worker, number: int) -> None:
         assert isinstance(worker, _Client)
         window = worker.windows[self.pieces[number].owner]
-        window.queue[number] = None
+        window.queue.add(number)
         self._push(worker, window)
 
     def _answered(self, worker: _Client, number: int, version: int) -> None:
         piece = self.pieces[number]
         window = worker.windows[piece.owner]
         window.under_way -= piece.bytes
-        if window.extra == number:
-            window.extra = -1
         worker.read[number] = version
         self._push(worker, window)
         self.arrived(worker, number)

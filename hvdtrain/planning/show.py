@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import plot_style
+from hvdtrain.config.run_config import WIRES
 from hvdtrain.console import Console
 from hvdtrain.modes import ONE_MACHINE
 from hvdtrain.planning.predict import MOST_GBIT, Row, is_lone
@@ -45,13 +46,15 @@ def predictions(rows: Sequence[Row], title: str = "") -> None:
         lines.append({
             "mode": name, "batch": row["workers"] * row["batch_per_worker"], "workers": row["workers"],
             "servers": row["servers"], "where": row["placement"], "machines": row["hosts"],
-            "wire": row["wire"], "sends": row["compression"], "H": row["local_steps"],
-            "link": row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]), "step": seconds(row["step_s"]),
+            "wire": row["wire"] if row["wire"] != WIRES[0] else "", "sends": row["compression"],
+            "H": row["local_steps"], "link": row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]),
+            "step": seconds(row["step_s"]),
             "interval": f"{seconds(row['step_s_low'])} to {seconds(row['step_s_high'])}",
             "samples/s": f"{row['samples_per_s']:,.4g}", "exposed": "" if is_alone else seconds(row["exposed_comm_s"]),
             "stale": f"{row['staleness_mean']:.2f}" if row["servers"] else "",
             "sent": "" if is_alone else f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
             "price/h": f"{row['price']:,.4g}" if "price" in row else "",
+            "price/million": f"{row['price_per_million']:,.4g}" if "price" in row else "",
         })  # fmt: skip
     differing = [heading for heading in lines[0] if len({line[heading] for line in lines}) > 1]
     show(table_of(title, differing, [[line[heading] for heading in differing] for line in lines]))

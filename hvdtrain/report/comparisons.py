@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdtrain.report.columns import Setting
-from hvdtrain.runs.read import Kind, Run, finished_by_kind
+from hvdtrain.runs.read import Kind, Run, finished_by_kind, grouped
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,7 @@ class Comparison:
 
 def split_into_comparisons(runs: Sequence[Run]) -> list[Comparison]:
     """The finished runs by model, then by global batch, then by learning rate, then by who was made slow."""
-    groups: dict[Setting, list[Run]] = {}
-    for run in runs:
-        if run.is_finished:
-            groups.setdefault(Setting.of(run), []).append(run)
+    groups = grouped((run for run in runs if run.is_finished), Setting.of)
     varied = Setting.varied(groups)
     ordered = sorted(groups, key=lambda setting: setting.order)
     return [Comparison(", ".join(setting.words(name) for name in varied), groups[setting]) for setting in ordered]

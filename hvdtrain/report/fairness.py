@@ -8,7 +8,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.formatting import some_of
 from hvdtrain.report.columns import Setting
 from hvdtrain.runs.fields import field_value
-from hvdtrain.runs.read import Run, display_names
+from hvdtrain.runs.read import Run, display_names, grouped
 
 # Fields that are equal in all runs of a report, each with the reason. They are manifest.json's, except for
 # target_accuracy, which is summary.json's.
@@ -123,9 +123,7 @@ def check(runs: Sequence[Run]) -> list[EqualField]:
     finished, names = [run for run in runs if run.is_finished], display_names(runs)
     equal = []
     for shared, key, fields in _RULES:
-        groups: dict[Hashable, list[Run]] = {}
-        for run in finished:
-            groups.setdefault(key(run), []).append(run)
+        groups = grouped(finished, key)
         compared = sum(len(members) for members in groups.values() if len(members) > 1)
         if shared and not compared:
             continue

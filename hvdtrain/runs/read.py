@@ -1,11 +1,11 @@
 """Run folders as values: what each job wrote, and whether it finished."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hvdtrain import modes
 from hvdtrain.errors import UsageError
@@ -13,6 +13,7 @@ from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import name_one_of
 from hvdtrain.runs.schema import Manifest, RunStart, Step, Summary, UnreadableFile, read, read_steps
 
+T = TypeVar("T")
 _RUN_FILES = ("manifest.json", "summary.json", "config.toml")
 
 
@@ -212,9 +213,16 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
 
 def finished_by_kind(runs: Sequence[Run]) -> dict[Kind, list[Run]]:
     """The finished runs by kind, kinds in display order and runs in order of repeat."""
-    groups: dict[Kind, list[Run]] = {}
-    for run in sorted((r for r in runs if r.is_finished), key=lambda r: (r.kind.order, r.manifest.repeat, r.name)):
-        groups.setdefault(run.kind, []).append(run)
+    finished = (run for run in runs if run.is_finished)
+    ordered = sorted(finished, key=lambda run: (run.kind.order, run.manifest.repeat, run.name))
+    return grouped(ordered, lambda run: run.kind)
+
+
+def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Those with the same key, by that, in their order."""
+    groups: dict[Any, list[T]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
     return groups
 
 

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hvdtrain.planning.units import BANDWIDTH
 from hvdtrain.runs.schema import each_share, read_steps
 
 HOSTS = 4
@@ -32,16 +33,12 @@ def hvdtrain(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "hvdtrain", *words], check=True)
 
 
-def floor(size: float, rate: float, servers: int) -> float:
+def floor(size: float, link: str, servers: int) -> float:
     """Seconds that a step's bytes take."""
+    rate = BANDWIDTH.convert(link, None, None) * 1e9 / 8
     if servers:
         return (HOSTS + servers - 2) * size / (servers * rate)
     return 2 * (HOSTS - 1) * size / (HOSTS * rate)
-
-
-def bytes_per_s(rate: str) -> float:
-    units = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
-    return float(rate[:-4]) * units[rate[-4:]]
 
 
 def step_seconds(run: Path) -> list[float]:
@@ -71,7 +68,7 @@ def measure(rate: str, steps: int, out: Path) -> list[dict]:
                     "rate": rate, "model": name, "megabytes": facts["parameters"] * 4 / 1e6, "mode": facts["mode"],
                     "servers": facts["servers"], "seconds": round(statistics.median(seconds), 3),
                     "least": round(min(seconds), 3), "most": round(max(seconds), 3), "steps": len(seconds),
-                    "floor": round(floor(facts["parameters"] * 4, bytes_per_s(rate), facts["servers"]), 3),
+                    "floor": round(floor(facts["parameters"] * 4, rate, facts["servers"]), 3),
                 })  # fmt: skip
     finally:
         hvdtrain("hosts", "down")

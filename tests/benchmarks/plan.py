@@ -33,21 +33,26 @@ CORES = 0.45  # of each host
 MODELS = {"vggf": "0.25", "vgg16": "0.5"}
 BATCH = 4  # of each worker
 STEPS, CALIBRATION_STEPS = 7, 15  # the more steps, the less the first one weighs in what a run's messages cost
-# (hosts, rate) to modes, with their number of servers, and to `layer`, --wait-for layer, or `H`, --local-steps.
+# (hosts, rate) to modes, with their servers, and to `layer`, --wait-for layer, `H`, --local-steps, or `zmq`, --wire.
 RINGS = ("allreduce", "sharded", "allreduce layer")
 CELLS = {
     "vggf": {
+        (2, "50mbit"): ("allreduce", "ps-sync 1", "ps-sync 2"),
         (2, "100mbit"): (*RINGS, "ps-sync 1", "ps-sync 2", "allreduce H", "ps-sync 2 H"),
-        (2, "1gbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 2"),
+        (2, "1gbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 2", "ps-sync 2 zmq"),
         (3, "100mbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 2", "allreduce H", "ps-sync 2 H"),
+        (3, "200mbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 2"),
         (3, "1gbit"): ("allreduce", "ps-sync 1", "ps-sync 3"),
         (4, "100mbit"): ("allreduce", "ps-sync 4"),
         (4, "200mbit"): (*RINGS, "ps-sync 1", "ps-sync 3", "allreduce H", "ps-sync 3 H"),
+        (4, "500mbit"): ("allreduce", "ps-sync 2", "ps-sync 4", "ps-sync 4 zmq"),
         (4, "1gbit"): ("allreduce", "ps-sync 1", "ps-sync 4"),
     },
     "vgg16": {
+        (2, "500mbit"): ("allreduce", "ps-sync 1", "ps-sync 2"),
         (2, "1gbit"): (*RINGS, "ps-sync 1", "ps-sync 2"),
         (3, "300mbit"): ("allreduce", "sharded", "ps-sync 1", "ps-sync 3"),
+        (3, "1gbit"): ("allreduce", "sharded", "ps-sync 3"),
         (4, "1gbit"): ("allreduce", "ps-sync 2", "ps-sync 3"),
     },
 }
@@ -65,7 +70,7 @@ def up(count: int, rate: str) -> None:
 def run(model: str, count: int, cell: str, out: Path, steps: int = STEPS) -> None:
     mode, *words = cell.split()
     servers = int(next(filter(str.isdigit, words), 0))
-    more = ["--wait-for", "layer"] if "layer" in words else []
+    more = ["--wait-for", "layer"] if "layer" in words else ["--wire", "zmq"] if "zmq" in words else []
     if "H" in words:
         more, steps = ["--local-steps", str(LOCAL_STEPS)], LOCAL_STEPS * ROUNDS
     hvdtrain(
@@ -92,8 +97,8 @@ def measure(model: str, out: Path, repeats: int) -> list[dict]:
         )  # fmt: skip
     rows, made = [], load(calibration)
     for (count, rate), cells in CELLS[model].items():
-        at = f"{model}-{count}-{rate}"
-        of = {cell: [out / f"{at}-{cell}-{n}".replace(" ", "-") for n in range(repeats)] for cell in cells}
+        names = {cell: f"{model}-{count}-{rate}-{cell}".replace(" ", "-") for cell in cells}
+        of = {cell: [out / f"{name}-{n}" for n in range(repeats)] for cell, name in names.items()}
         missing = [(n, cell) for n in range(repeats) for cell in cells if not (of[cell][n] / "summary.json").exists()]
         if missing:
             up(count, rate)
@@ -105,12 +110,9 @@ def measure(model: str, out: Path, repeats: int) -> list[dict]:
             row["measured_step_s"] = statistics.median(map(measured_step_s, runs))
             row["error"] = row["predicted_step_s"] / row["measured_step_s"] - 1
             rows.append(row | {"model": model, "rate": rate, "cell": cell, "local": "H" in cell})
-            print(
-                f"{model:6} {cell:15} x{row['workers']} {rate:8} measured "
-                f"{row['measured_step_s']:7.3f} s, predicted {row['predicted_step_s']:7.3f} s "
-                f"({row['low']:.3g} to {row['high']:.3g}), {row['error']:+.1%}",
-                flush=True,
-            )
+            told = f"measured {row['measured_step_s']:7.3f} s, predicted {row['predicted_step_s']:7.3f} s"
+            told += f" ({row['low']:.3g} to {row['high']:.3g}), {row['error']:+.1%}"
+            print(f"{model:6} {cell:15} x{row['workers']} {rate:8} {told}", flush=True)
     return rows
 
 

@@ -83,6 +83,7 @@ def spoilt(change):
         (spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")), "got `str` - at .*gradient_megabytes"),
         (spoilt(lambda c: c["transports"].pop("ps")), "transports.ps has no message_us"),
         (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps has no efficiency"),
+        (spoilt(lambda c: c["transports"].update({"ps-zmq": {}})), "transports.ps-zmq has no message_us"),
         (spoilt(lambda c: c["transports"]["ps"].update(efficiency=0)), "efficiency .* at least 0.001"),
         (spoilt(lambda c: c.update(machine_speedup=1e-300)), "machine_speedup .* at least 0.001"),
         (
@@ -224,14 +225,14 @@ def test_the_map_has_what_both_sides_can_send_at_its_best_on_equal_machines(tmp_
 def test_servers_are_asked_about_over_one_wire_and_at_their_best_over_either():
     ps = make().transports["ps"]
     cheaper = {name: figure.times(1 if name == "efficiency" else 0.2) for name, figure in ps.items()}
-    made = make(transports=make().transports | {"ps-zmq": cheaper})
+    made = make(transports=make().transports | {"ps-zmq": cheaper}, made={"wires": ["rpc", "zmq"]})
     for wire, of_row, of_map in (("", "rpc", "zmq"), ("rpc", "rpc", "rpc"), ("zmq", "zmq", "zmq")):
-        asked = Scenario("ps-sync", workers=4, servers=4, bandwidth_gbit=10.0, wire=wire)
-        assert predict.row(made, asked)["wire"] == of_row
-        [place] = best.Contest(made, asked, ["ps-sync"]).map([4], [10.0], [1])
+        job = Scenario("ps-sync", workers=4, servers=4, bandwidth_gbit=10.0, wire=wire)
+        assert predict.row(made, job)["wire"] == of_row
+        [place] = best.Contest(made, job, ["ps-sync"]).map([4], [10.0], [1])
         assert ("zmq" in place["servers"]) == (of_map == "zmq")
     with pytest.raises(UsageError, match="no transport ps-zmq: calibrate again"):
-        predict.row(make(), asked)
+        predict.row(make(), job)
 
 
 def test_a_sure_map_is_where_one_thing_decides(tmp_path):
@@ -271,6 +272,7 @@ def test_cheap_servers_are_bought_and_dear_ones_are_not():
     contest = best.Contest(make(codecs={}), ANY, ["allreduce", "ps-sync"])
     cheap = contest.splits(4, (1.0, 0.1))
     assert all(row["price"] <= 4.0 + 1e-9 for row in cheap)
+    assert cheap[0]["price_per_million"] == pytest.approx(cheap[0]["price"] * 1e6 / cheap[0]["samples_per_s"] / 3600)
     assert [row["samples_per_s"] for row in cheap] == sorted((r["samples_per_s"] for r in cheap), reverse=True)
     dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
     assert dedicated == [10]

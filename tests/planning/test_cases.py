@@ -96,11 +96,10 @@ def test_a_wrong_case_is_a_line(tmp_path, old, new, words):
 
 
 def test_networks_by_name_have_their_published_sizes():
-    vgg16 = cases.layers_of("vgg16")
-    assert sum(size for size, _ in vgg16) == pytest.approx(553.4, abs=0.1)
-    assert max(vgg16)[0] == pytest.approx(411, abs=0.1)  # fc6
-    assert sum(share for _, share in vgg16) == pytest.approx(1)
-    assert sum(size for size, _ in cases.layers_of("inception_v3")) == pytest.approx(95.3, abs=0.1)
+    for name, megabytes in (("vgg16", 553.4), ("inception_v3", 95.3), ("vit_b_16", 346.3)):
+        sizes, shares = zip(*cases.layers_of(name), strict=True)
+        assert (sum(sizes), sum(shares)) == (pytest.approx(megabytes, abs=0.1), pytest.approx(1)), name
+    assert max(cases.layers_of("vgg16"))[0] == pytest.approx(411, abs=0.1)  # fc6
     with pytest.raises(UsageError, match="unknown model 'vgg17'"):
         cases.layers_of("vgg17")
 

@@ -23,9 +23,9 @@ def test_from_a_calibration_to_answers(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "cal.json").read_text())
     assert sum(layer["forward_ms"]["value"] for layer in found["layers"]) > 0
     assert found["codecs"]["int8"]["wire_share"]["value"] == pytest.approx(0.25, abs=0.01)
+    assert {"allreduce", "ddp"}.issuperset(found["made"]["guessed"])  # the last that are measured
     for kind in {"ps", "ps-zmq", "allreduce", "ddp"} - set(found["made"]["guessed"]):
         assert 0.01 < found["transports"][kind]["send_s_per_gb"]["value"] < 50
-    assert "ps" not in found["made"]["guessed"]  # the first that is measured
 
     printed = plan(
         "predict", "cal.json", "--workers", "2,16", "--servers", "1", "--bandwidth", "10mbit,10gbit",
