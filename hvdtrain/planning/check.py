@@ -9,7 +9,6 @@ from statistics import geometric_mean
 import click
 
 from hvdtrain import modes
-from hvdtrain.config.run_config import WIRES
 from hvdtrain.errors import UsageError
 from hvdtrain.planning import predict
 from hvdtrain.planning.calibration import Calibration
@@ -57,10 +56,6 @@ def measured_gbit(runs: Sequence[Run]) -> float | None:
     return max((pair.gbit_s for run in runs for pair in run.manifest.network.pairs), default=None)
 
 
-def wire_of(run: Run) -> str:
-    return str(run.manifest.options.get("wire", WIRES[0]))
-
-
 def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Calibration, Scenario]:
     """What a run is a measurement of: the calibration with its batch, and the scenario to ask about. Links have so many
     Gbit/s, by default what the run measured of them, else the calibration's.
@@ -100,7 +95,7 @@ def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tup
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
         softsync=manifest.push_scale == "softsync", shares=manifest.shares or "equal",
         wait_for=manifest.wait_for or "", local_steps=run.local_steps,
-        wire=wire_of(run),
+        wire=run.wire,
         replaces=int(is_machine and manifest.threads_per_worker != calibration.threads_per_worker),
         round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
     )  # fmt: skip

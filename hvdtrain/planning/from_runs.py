@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
-from hvdtrain.planning.check import measured_step_s, question, wire_of
+from hvdtrain.planning.check import measured_step_s, question
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
@@ -34,7 +34,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
     )  # fmt: skip
-    by_kind = grouped(runs, lambda run: Scenario(run.kind.mode, servers=run.kind.servers, wire=wire_of(run)).carrier)
+    by_kind = grouped(runs, lambda run: Scenario(run.kind.mode, servers=run.kind.servers, wire=run.wire).carrier)
     machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
     for run in by_kind.get("single", []):
         of_run, asked = question(made, run, None)
@@ -50,7 +50,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         made = _with_costs(made, waiting, kind, bandwidth) if waiting else made
         made = _with_efficiency(made, by_kind[kind], kind, bandwidth)
     guessed = [kind for kind in base.made.get("guessed", []) if kind not in by_kind]
-    wires = sorted({wire_of(run) for run in runs if run.kind.servers}) or base.made.get("wires", [])
+    wires = sorted({run.wire for run in runs if run.kind.servers}) or base.made.get("wires", [])
     return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed, "wires": wires})
 
 

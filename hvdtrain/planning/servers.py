@@ -39,18 +39,26 @@ class _Hosts:
 
 @dataclass
 class _Window:
-    """What workers push to servers of a group of hosts: what forward needs first, as far as there is room for bytes."""
+    """What a group of workers pushes to the servers of one group of hosts: of what waits, what forward needs first goes
+    first, as far as there is room for its bytes. Without room one `extra` piece may go, which has waited longest, and
+    for which others may wait (see ps.exchange); -1: none.
+    """
 
     room: float
-    queue: set[int] = field(default_factory=set)
+    queue: dict[int, None] = field(default_factory=dict)
     under_way: float = 0.0
+    extra: int = -1
 
     def next(self, pieces: Sequence[Piece]) -> int | None:
         """Take the piece that goes next out of the queue; None where all have to wait."""
-        number = min(self.queue, default=-1)
-        if number < 0 or self.under_way > self.room:
+        if not self.queue:
             return None
-        self.queue.remove(number)
+        number = min(self.queue)
+        if self.under_way and self.under_way + pieces[number].bytes > self.room:
+            if self.extra >= 0:
+                return None
+            number = self.extra = next(iter(self.queue))
+        del self.queue[number]
         self.under_way += pieces[number].bytes
         return number
 
@@ -92,13 +100,15 @@ class Servers(Exchange):
     def send(self, worker: Worker, number: int) -> None:
         assert isinstance(worker, _Client)
         window = worker.windows[self.pieces[number].owner]
-        window.queue.add(number)
+        window.queue[number] = None
         self._push(worker, window)
 
     def _answered(self, worker: _Client, number: int, version: int) -> None:
         piece = self.pieces[number]
         window = worker.windows[piece.owner]
         window.under_way -= piece.bytes
+        if window.extra == number:
+            window.extra = -1
         worker.read[number] = version
         self._push(worker, window)
         self.arrived(worker, number)

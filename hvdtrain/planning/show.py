@@ -123,9 +123,10 @@ def plot(path: Path, rows: Sequence[Row], map_: Sequence[Row]) -> None:
         lines: list[Any] = [names, ["map"] * len(names)]
         panels: dict[str, Any] = figure.subplot_mosaic(lines[: len(heights)], height_ratios=heights)
         for name in names:
-            _draw_throughput(panels[name], [row for row in rows if rate(row["bandwidth_gbit"]) == name])
             panels[name].sharey(panels[names[0]])
+            _draw_throughput(panels[name], [row for row in rows if rate(row["bandwidth_gbit"]) == name])
             panels[name].set(title=name, xlabel="workers")
+            panels[name].tick_params(labelleft=name == names[0])
         panels[names[0]].set_ylabel("samples/s")
         plot_style.legend(figure, [panels[name] for name in names])
         if map_:
@@ -148,6 +149,7 @@ def _draw_throughput(panel: Any, rows: Sequence[Row]) -> None:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.xaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_major_formatter("{x:g}")
     panel.grid(True)
 
 

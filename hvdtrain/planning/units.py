@@ -10,8 +10,6 @@ from hvdtrain.numerics.slowdown import Rule, parse
 from hvdtrain.planning.scenario import Slow
 
 MOST_WORKERS = 4096
-
-
 BANDWIDTH = Measure(
     "bandwidth", {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}, 1e5, "100mbit, 1gbit or 25gbit"
 )  # in Gbit/s

@@ -84,6 +84,7 @@ class Exchange(ABC):
         for worker in self.workers:
             go_on(worker.steps())
         self.clock.run(lambda: self.left <= 0)
+        assert self.round or self.left <= 0, "the simulated job stands still"
         total = sum(worker.times for worker in self.workers)
         rates, waiting = [], 0.0
         for worker in self.workers:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hvdtrain import modes
+from hvdtrain.config.run_config import WIRES
 from hvdtrain.errors import UsageError
 from hvdtrain.formatting import with_noun
 from hvdtrain.runs.folder import name_one_of
@@ -100,6 +101,11 @@ class Run:
     def fragments(self) -> int:
         """In so many parts all weights are exchanged."""
         return self._number("fragments")
+
+    @property
+    def wire(self) -> str:
+        """What carried servers' messages."""
+        return str(self.manifest.options.get("wire", WIRES[0]))
 
     def _number(self, option: str) -> int:
         """The value of an option of the mode that is a number from 1, by default 1."""
