@@ -7,6 +7,7 @@ import itertools
 import math
 import statistics
 import time
+import timeit
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -112,9 +113,7 @@ def _of_all_cores(model: nn.Module, samples: torch.Tensor) -> Quantity:
     seconds: dict[int, float] = {1: math.inf, cores: math.inf}
     for threads in (1, cores) * 2:
         torch.set_num_threads(threads)
-        began = time.perf_counter()
-        model(samples).sum().backward()
-        seconds[threads] = min(seconds[threads], time.perf_counter() - began)
+        seconds[threads] = min(seconds[threads], timeit.timeit(lambda: model(samples).sum().backward(), number=1))
     torch.set_num_threads(1)
     return Quantity.exactly(max(1.0, seconds[1] / seconds[cores])).give_or_take(1.15)
 
@@ -156,11 +155,7 @@ def _steps(model: nn.Module, stamps: _Stamps, samples: torch.Tensor, deadline: f
 
 def _ms_per_mb(act: Callable[[], object]) -> Quantity:
     """What something costs that is done to VECTOR_MB."""
-    seconds = []
-    for _ in range(WARM_UP + REPEATS):
-        began = _now()
-        act()
-        seconds.append(_now() - began)
+    seconds = timeit.repeat(act, timer=_now, repeat=WARM_UP + REPEATS, number=1)
     return Quantity.of(seconds[WARM_UP:]).times(1e3 / VECTOR_MB)
 
 

@@ -51,12 +51,11 @@ class _Window:
 
     def next(self, pieces: Sequence[Piece]) -> int | None:
         """Take the piece that goes next out of the queue; None where all have to wait."""
-        if not self.queue:
+        number = min(self.queue, default=-1)
+        is_full = self.under_way and self.under_way + pieces[number].bytes > self.room
+        if number < 0 or (is_full and self.extra >= 0):
             return None
-        number = min(self.queue)
-        if self.under_way and self.under_way + pieces[number].bytes > self.room:
-            if self.extra >= 0:
-                return None
+        if is_full:
             number = self.extra = next(iter(self.queue))
         del self.queue[number]
         self.under_way += pieces[number].bytes
