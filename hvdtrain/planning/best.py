@@ -45,7 +45,7 @@ class Contest:
             known = [codec for codec in COMPRESSIONS if codec in self.calibration.codecs]
             codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
         # Where runs corrected what servers cost over one wire, no other is tried: it would be judged otherwise.
-        wires = [self.asked.wire] if self.asked.wire else self.calibration.made.get("wires") or WIRES[:1]
+        wires = [self.asked.wire] if self.asked.wire else self.calibration.wires or WIRES[:1]
         sides = []
         for of, places in zip(families, ([(hosts, 0, "dedicated")], _places(hosts, prices)), strict=True):
             sent = dict.fromkeys((m.name, codec_of(self.calibration, m.name, codec)) for m in of for codec in codecs)

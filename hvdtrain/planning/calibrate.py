@@ -57,10 +57,10 @@ def calibrate(
             "name": short(config.model), "width": config.taken_width, "classes": len(data.classes), "image_size": side,
             "optimizer": config.optimizer, "parameters": parameters,
         },
-        **computing, transports=transports(measured), cores_per_host=usable_cores(), most_workers=probe.WORKERS,
-        made={
+        **computing, transports=transports(measured), wires=WIRES, cores_per_host=usable_cores(),
+        most_workers=probe.WORKERS, made={
             "on": socket.gethostname(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "how": "measured",
-            "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing, "wires": WIRES,
+            "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,
         },
     )  # fmt: skip
     if runs:

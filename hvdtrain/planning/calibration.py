@@ -104,6 +104,7 @@ class Calibration:
     most_workers: Count = 2
     most_servers: Count = 1
     model_error: Annotated[float, Meta(ge=0, le=10)] = MODEL_ERROR
+    wires: tuple[str, ...] = ()
     made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         base, bandwidth_gbit=bandwidth or base.bandwidth_gbit, cores_per_host=max(LEAST_CORES, cores),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
+        wires=tuple(sorted({run.wire for run in runs if run.kind.servers})) or base.wires,
     )  # fmt: skip
     by_kind = grouped(runs, lambda run: Scenario(run.kind.mode, servers=run.kind.servers, wire=run.wire).carrier)
     machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
@@ -50,8 +51,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         made = _with_costs(made, waiting, kind, bandwidth) if waiting else made
         made = _with_efficiency(made, by_kind[kind], kind, bandwidth)
     guessed = [kind for kind in base.made.get("guessed", []) if kind not in by_kind]
-    wires = sorted({run.wire for run in runs if run.kind.servers}) or base.made.get("wires", [])
-    return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed, "wires": wires})
+    return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed})
 
 
 def scenario_of(base: Calibration, run: Run, bandwidth: float | None = None) -> Scenario:
@@ -162,12 +162,11 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
 def _with_efficiency(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
     """The share of the wire with which simulated steps are as long as measured ones, or the known one."""
     measured = [measured_step_s(run) for run in runs]
-    known = base.transports[kind]["efficiency"].value
     found = []
     for share in EFFICIENCIES:
         efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
         tried = replace(base, transports=base.transports | {kind: base.transports[kind] | {"efficiency": efficiency}})
         steps = [simulate(scenario_of(tried, run, bandwidth)).step_s for run in runs]
         off = sum(math.log(a / b) ** 2 for a, b in zip(steps, measured, strict=True))
-        found.append((round(off, 4), abs(share - known), tried))
+        found.append((round(off, 4), abs(share - base.transports[kind]["efficiency"].value), tried))
     return min(found, key=lambda one: one[:2])[2]
