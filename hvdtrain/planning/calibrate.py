@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from hvdtrain.config.run_config import WIRES, RunConfig
+from hvdtrain.config.run_config import RunConfig
 from hvdtrain.planning import probe
 from hvdtrain.planning.calibration import Calibration, Quantity
 from hvdtrain.planning.from_runs import from_runs
@@ -57,7 +57,8 @@ def calibrate(
             "name": short(config.model), "width": config.taken_width, "classes": len(data.classes), "image_size": side,
             "optimizer": config.optimizer, "parameters": parameters,
         },
-        **computing, transports=transports(measured), wires=WIRES, cores_per_host=usable_cores(),
+        **computing, transports=transports(measured), cores_per_host=usable_cores(),
+        wires=tuple(wire for kind, (_, servers, wire) in probe.OF_KIND.items() if servers and kind not in missing),
         most_workers=probe.WORKERS, made={
             "on": socket.gethostname(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "how": "measured",
             "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,
@@ -73,10 +74,9 @@ def calibrate(
 def transports(measured: Mapping[tuple[str, int], probe.Measured]) -> dict[str, dict[str, Quantity]]:
     """What messages cost, of each kind, from steps of small and of large blocks."""
     size, costs = probe.BLOCKS * probe.LARGE, {}
-    for kind in probe.OF_KIND:
+    for kind, (_, servers, _) in probe.OF_KIND.items():
         costs[kind] = known = dict(UNKNOWN)
         small, large = (measured.get((kind, block)) for block in (probe.SMALL, probe.LARGE))
-        servers = probe.OF_KIND[kind][1]
         if small and servers:  # a push and an answer at the worker, and as many at the server for each worker
             seconds = Quantity.of([*small.worker_s, *(s / probe.WORKERS for s in small.server_s)])
             known |= {"message_us": seconds.times(1e6 / 2), "operation_us": Quantity.exactly(0.0)}
