@@ -152,7 +152,7 @@ class Calibration:
         latency_s = 1e-6 * self.latency_us.drawn(draw)
         kind = asked.carrier if asked.servers or asked.carrier in self.transports else "allreduce"
         if kind not in self.transports:
-            raise UsageError(f"this calibration has no transport {kind}: calibrate again")
+            raise UsageError(f"this calibration has no transport {kind}: calibrate again, or name another wire")
         apart = draw and random.Random(f"{draw.random()} {kind}")
         figures = self.transports[kind]
         costs = {key: figures[key].drawn(apart) for key in TRANSPORT_FIELDS if key in figures}

@@ -47,7 +47,7 @@ class Model(Struct, frozen=True):
             raise ValueError("it has neither a name nor layers with megabytes")
 
 
-class Cluster(Struct, frozen=True):
+class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     single_worker_samples_per_s: Positive
     bandwidth_gbit: Positive
     latency_us: Annotated[float, Meta(ge=0, le=1e7)] = 50.0

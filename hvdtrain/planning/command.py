@@ -70,7 +70,7 @@ def calibrate(batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, 
 @click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
 @click.option("--modes", "names", type=NAMES, default=",".join(MODES))
 @click.option("--compression", default="none", help="Of gradients: a codec of the calibration.")
-@click.option("--wire", type=click.Choice(WIRES), help="Of servers  [default: rpc; the map tries both].")
+@click.option("--wire", type=click.Choice(WIRES), help="Of servers  [default: rpc; the map tries all measured].")
 @click.option("--batch-size", "-b", type=click.IntRange(1, 65536), help="Of each worker  [default: the calibration's].")
 @click.option("--placement", type=PLACEMENT, default="dedicated", help="Servers' hosts: of their own, or the workers'.")
 @click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, help="Workers on a host.")
@@ -102,8 +102,9 @@ def predict(
         known = known.with_batch(batch_size)
     if latency is not None:
         known = replace(known, latency_us=Quantity.exactly(latency))
-    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, wire=wire or "", **more)
-    title = ""
+    corrected = known.wires[0] if len(known.wires) == 1 else ""
+    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, wire=wire or corrected, **more)
+    title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour" if hosts else ""
     if hosts:
         if len(bandwidths) != 1 or len(local_steps) != 1:
             raise UsageError("--hosts asks about one network: give one --bandwidth, and one number of --local-steps")
@@ -112,7 +113,6 @@ def predict(
         contest = best.Contest(known, asked, names)
         prices = price_host, price_host if price_server is None else price_server
         rows, map_ = contest.splits(hosts, prices), [contest.place(hosts, prices)]
-        title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
     elif (price_server, price_host) != (None, 1.0):
         raise UsageError("prices are what --hosts asks about: give the number of hosts, or no price")
     else:
