@@ -72,9 +72,9 @@ def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers)
 @pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("servers", [1, 2, 4])
 def test_servers_beside_four_workers_stay_above_the_closed_form(servers, share):
-    job = scenario("ps-sync", 4, servers, computing=1e-6, latency_s=0.0, placement="shared")
-    job = replace(job, codec=Codec(wire_share=share))
+    job = scenario("ps-sync", 4, servers, 1e-6, latency_s=0.0, placement="shared", codec=Codec(wire_share=share))
     assert 1 <= simulate(job).step_s / wire_s(job) < 1.3
+    assert simulate(replace(job, workers=8, layers=layers(1.7))).step_s > 1.7  # none waits for ever for another's push
 
 
 def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_as_said():
