@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hvdtrain import modes
-from hvdtrain.config.run_config import WIRES
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, simulate, speed
@@ -45,18 +44,17 @@ class Contest:
             known = [codec for codec in COMPRESSIONS if codec in self.calibration.codecs]
             codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
         # Where runs corrected what servers cost over one wire, no other is tried: it would be judged otherwise.
-        wires = [self.asked.wire] if self.asked.wire else self.calibration.wires or WIRES[:1]
         sides = []
         for of, places in zip(families, ([(hosts, 0, "dedicated")], _places(hosts, prices)), strict=True):
             sent = dict.fromkeys((m.name, codec_of(self.calibration, m.name, codec)) for m in of for codec in codecs)
             sides.append([
                 replace(
                     self.asked, mode=mode, workers=n * self.asked.workers_per_host, servers=servers,
-                    placement=placement, compression=codec, wire=wire if servers else "",
+                    placement=placement, compression=codec, wire=wire,
                 )
                 for mode, codec in sent
                 for n, servers, placement in places
-                for wire in (wires if servers else [""])
+                for wire in (self.calibration.wires if servers else [self.asked.wire])
             ])  # fmt: skip
         return sides
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.config.run_config import WIRES, RunConfig
 from hvdtrain.planning import probe
 from hvdtrain.planning.calibration import Calibration, Quantity
 from hvdtrain.planning.from_runs import from_runs
@@ -58,7 +58,7 @@ def calibrate(
             "optimizer": config.optimizer, "parameters": parameters,
         },
         **computing, transports=transports(measured), cores_per_host=usable_cores(),
-        wires=tuple(wire for kind, (_, servers, wire) in probe.OF_KIND.items() if servers and kind not in missing),
+        wires=tuple(w for kind, (_, k, w) in probe.OF_KIND.items() if k and kind not in missing) or WIRES[:1],
         most_workers=probe.WORKERS, made={
             "on": socket.gethostname(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "how": "measured",
             "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,

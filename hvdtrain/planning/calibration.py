@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, ValidationError, convert, to_builtins
 
+from hvdtrain.config.run_config import WIRES
 from hvdtrain.config.untrusted import parse_json, read_whole
 from hvdtrain.errors import UsageError
 from hvdtrain.planning.scenario import Codec, Layer, Scenario, Transport
@@ -104,7 +105,7 @@ class Calibration:
     most_workers: Count = 2
     most_servers: Count = 1
     model_error: Annotated[float, Meta(ge=0, le=10)] = MODEL_ERROR
-    wires: tuple[str, ...] = ()
+    wires: Annotated[tuple[str, ...], Meta(min_length=1)] = WIRES[:1]
     made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

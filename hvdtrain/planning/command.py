@@ -102,8 +102,8 @@ def predict(
         known = known.with_batch(batch_size)
     if latency is not None:
         known = replace(known, latency_us=Quantity.exactly(latency))
-    corrected = known.wires[0] if len(known.wires) == 1 else ""
-    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, wire=wire or corrected, **more)
+    known = replace(known, wires=(wire,) if wire else known.wires)
+    asked = Scenario(MODES[0], workers_per_host=gpus_per_host, wire=known.wires[0], **more)
     title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour" if hosts else ""
     if hosts:
         if len(bandwidths) != 1 or len(local_steps) != 1:

@@ -98,7 +98,7 @@ def row(calibration: Calibration, asked: Scenario, detail: Detail = FINE, is_dra
         "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit, "server_gbit": asked.server_gbit,
         "hosts": worker_hosts + (asked.servers if asked.placement == "dedicated" else 0), "worker_hosts": worker_hosts,
         "placement": asked.placement if asked.servers else None,
-        "wire": (asked.wire or WIRES[0]) if asked.servers else None,
+        "wire": asked.wire if asked.servers else None,
         "compression": asked.compression, "local_steps": asked.local_steps,
         "batch_per_worker": calibration.batch_per_worker * max(1, asked.replaces),
         "step_s": step_s, "step_s_low": step_s / wider, "step_s_high": step_s * wider,
@@ -141,10 +141,10 @@ def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Deta
     """Seconds a step with the calibration drawn anew; with servers by coarse simulations, of which ratios count."""
     detail, draws = min(known, COARSE) if asked.servers else known, []
     for number in range(DRAWS):
-        draw = random.Random(f"{asked.seed} {number}")
-        drawn = calibration.scenario(replace(asked, seed=asked.seed + 1 + number), draw)
-        draws.append(simulate(drawn, detail=detail).step_s)
-    return [step_s * drawn_s / statistics.geometric_mean(draws) for drawn_s in draws]
+        seeded, draw = replace(asked, seed=asked.seed + 1 + number), random.Random(f"{asked.seed} {number}")
+        draws.append(simulate(calibration.scenario(seeded, draw), detail=detail).step_s)
+    scale = step_s / statistics.geometric_mean(draws)
+    return [scale * drawn_s for drawn_s in draws]
 
 
 def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:

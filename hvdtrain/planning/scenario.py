@@ -82,7 +82,7 @@ class Scenario:
             are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
         wait_for, shares: as modes.Mode has them; empty: as the mode does by default.
-        wire: of servers, one of WIRES; empty: the first.
+        wire: of servers, one of WIRES.
         local_steps: of each worker, from one exchange to the next.
         replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
         seed: of what is drawn: links that are shared, who is slow at random, jitter.
@@ -110,7 +110,7 @@ class Scenario:
     staleness: int = 2
     softsync: bool = True
     wait_for: str = ""
-    wire: str = ""
+    wire: str = WIRES[0]
     shares: str = ""
     local_steps: int = 1
     replaces: int = 0
@@ -126,7 +126,7 @@ class Scenario:
     @property
     def carrier(self) -> str:
         """The key of a calibration's transports that it has; rings without one of their own have `allreduce`."""
-        of_servers = "ps" if self.wire in ("", WIRES[0]) else f"ps-{self.wire}"
+        of_servers = "ps" if self.wire == WIRES[0] else f"ps-{self.wire}"
         return of_servers if self.servers else self.mode
 
     @property

@@ -225,9 +225,9 @@ def test_the_map_has_what_both_sides_can_send_at_its_best_on_equal_machines(tmp_
 def test_servers_are_asked_about_over_one_wire_and_at_their_best_over_either():
     ps = make().transports["ps"]
     cheaper = {name: figure.times(1 if name == "efficiency" else 0.2) for name, figure in ps.items()}
-    made = make(transports=make().transports | {"ps-zmq": cheaper}, wires=("rpc", "zmq"))
-    for wire, of_row, of_map in (("", "rpc", "zmq"), ("rpc", "rpc", "rpc"), ("zmq", "zmq", "zmq")):
-        job = Scenario("ps-sync", workers=4, servers=4, bandwidth_gbit=10.0, wire=wire)
+    for wires, of_row, of_map in ((("rpc", "zmq"), "rpc", "zmq"), (("rpc",), "rpc", "rpc"), (("zmq",), "zmq", "zmq")):
+        made = make(transports=make().transports | {"ps-zmq": cheaper}, wires=wires)
+        job = Scenario("ps-sync", workers=4, servers=4, bandwidth_gbit=10.0, wire=wires[0])
         assert predict.row(made, job)["wire"] == of_row
         [place] = best.Contest(made, job, ["ps-sync"]).map([4], [10.0], [1])
         assert ("zmq" in place["servers"]) == (of_map == "zmq")
