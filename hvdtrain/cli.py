@@ -11,34 +11,60 @@ from typing import NoReturn
 
 import click
 
-from hvdtrain.config.option_types import Several
-from hvdtrain.errors import Failure, UsageError, unknown
-from hvdtrain.formatting import shown
-from hvdtrain.system.memory import importing
+from hvdtrain.base.config.option_types import Several
+from hvdtrain.base.config.other_tools import explain_unknown
+from hvdtrain.base.errors import Failure, UsageError, unknown
+from hvdtrain.base.formatting import shown
+from hvdtrain.base.system.memory import importing
 
-# Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of them, of which those
-# that compute start with torch.
+# Where each command lives, and what it does: `hvdtrain --help` shows that without importing any of
+# them, of which those that compute start with torch.
 COMMANDS = {
-    "compare": ("hvdtrain.comparing.command:compare", "Train in several modes, and report which is faster."),
-    "train": ("hvdtrain.rank.command:train", "Train one job, or be one rank of it under a starter."),
+    "compare": (
+        "hvdtrain.comparing.command:compare",
+        "Train in several modes, and report which is faster.",
+    ),
+    "train": (
+        "hvdtrain.job.rank.command:train",
+        "Train one job, or be one rank of it under a starter.",
+    ),
+    "run": (
+        "hvdtrain.job.rank.command:run",
+        "Run your own training script, as one rank or alone.",
+    ),
     "launch": ("hvdtrain.launch.commands:launch", "Start workers and servers, here or on hosts."),
     "status": ("hvdtrain.launch.status:status", "Say how far a job is."),
     "stop": ("hvdtrain.launch.commands:stop", "End a launched job, which saves a snapshot."),
     "hosts": ("hvdtrain.launch.testbed:hosts", "Make hosts on this machine, with slow links."),
-    "evaluate": ("hvdtrain.evaluate.command:evaluate", "Test the model that a run saved."),
-    "report": ("hvdtrain.comparing.reporting:report", "Compare finished runs: tables, plots, a verdict."),
-    "bench": ("hvdtrain.bench.command:bench", "Time all-reduce, push and pull by themselves."),
-    "explain": ("hvdtrain.explaining.command:explain", "Say who was waited for, and where time went."),
+    "evaluate": ("hvdtrain.tools.evaluate.command:evaluate", "Test the model that a run saved."),
+    "report": (
+        "hvdtrain.comparing.report_command:report",
+        "Compare finished runs: tables, plots, a verdict.",
+    ),
+    "bench": (
+        "hvdtrain.tools.bench.command:bench",
+        "Time all-reduce, push and pull by themselves.",
+    ),
+    "explain": (
+        "hvdtrain.reporting.explaining.command:explain",
+        "Say who was waited for, and where time went.",
+    ),
     "plan": ("hvdtrain.planning.command:plan", "Predict runs on clusters that are not here."),
-    "replay": ("hvdtrain.checks.replay:replay", "Repeat a recorded ps- run to the same bits."),
-    "verify": ("hvdtrain.checks.verify:verify", "Check that the modes compute the same weights."),
+    "replay": (
+        "hvdtrain.tools.checks.replay:replay",
+        "Repeat a recorded ps- run to the same bits.",
+    ),
+    "verify": (
+        "hvdtrain.tools.checks.verify:verify",
+        "Check that the modes compute the same weights.",
+    ),
     "data": ("hvdtrain.data.commands:data", "Build, check and pack image folders."),
-    "modes": ("hvdtrain.rank.command:list_modes", "List the modes, and what each does."),
-    "doctor": ("hvdtrain.doctor.command:doctor", "Say what is here, what is missing, what to do."),
+    "modes": ("hvdtrain.job.rank.command:list_modes", "List the modes, and what each does."),
+    "doctor": (
+        "hvdtrain.tools.doctor.command:doctor",
+        "Say what is here, what is missing, what to do.",
+    ),
 }
-
-
-LAUNCH_OPTIONS = ("-n", "--num-workers", "--workers", "-H", "--hosts", "--hostfile", "--launcher")
 
 
 class Commands(click.Group):
@@ -73,7 +99,8 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="hvdtrain")
 def cli() -> None:
-    """Ring all-reduce or a parameter server? Train the same model on the same samples under both, and see.
+    """Ring all-reduce or a parameter server? Train the same model on the same samples under both,
+    and see.
 
     \b
     Start here:      hvdtrain compare
@@ -81,15 +108,20 @@ def cli() -> None:
     Several ranks:   mpirun --bind-to none -np 2 hvdtrain train --mode allreduce --out runs/ring
     With a server:   mpirun --bind-to none -np 3 hvdtrain train --mode ps-async -s 1 --out runs/ps
 
-    In the parameter-server modes the first S ranks serve and the others work. horovodrun, mpirun and
-    torchrun all start ranks; `hvdtrain doctor` says what is there. As root, give mpirun --allow-run-as-root, or set
-    OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; `hvdtrain launch -n 2` does it for you.
+    In the parameter-server modes the first S ranks serve and the others work. horovodrun, mpirun
+    and torchrun all start ranks; `hvdtrain doctor` says what is there. As root, give mpirun
+    --allow-run-as-root, or set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;
+    `hvdtrain launch -n 2` does it for you.
     """
 
 
 def main() -> NoReturn:
-    """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; each thing wrong is one line on stderr."""
+    """Run the command line: 0 done, 1 failed, 2 usage, 130 interrupted; each thing wrong is one
+    line on stderr.
+    """
     sys.stdout, sys.stderr = shown(sys.stdout), shown(sys.stderr)
+    # Plots are files here. A notebook's backend, which its commands inherit, may not be installed.
+    os.environ.pop("MPLBACKEND", None)
     try:
         code = cli.main(prog_name="hvdtrain", standalone_mode=False)
         sys.stdout.flush()
@@ -103,7 +135,9 @@ def main() -> NoReturn:
         _fail([_clearer(error.format_message(), context) + hint], error.exit_code)
     except (UsageError, Failure) as error:
         _fail(error.args, error.exit_code)
-    except OSError as error:  # whoever read our output has enough of it; else a full disk, most likely
+    except (
+        OSError
+    ) as error:  # whoever read our output has enough of it; else a full disk, most likely
         # What is still buffered goes nowhere: writing it again at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -114,18 +148,19 @@ def main() -> NoReturn:
         how_to_go_on = str(error.__cause__ or "")  # click has made another error of it
         _fail([f"interrupted: {how_to_go_on}" if how_to_go_on else "interrupted"], 130)
     finally:
-        # The process ends: to look for garbage among all that torch has made took half a second. But triton's library,
-        # where something has loaded it, prints a list of what nobody has freed.
+        # The process ends: to look for garbage among all that torch has made took half a second.
+        # But triton's library, where something has loaded it, prints a list of what nobody has
+        # freed.
         gc.unfreeze() if "triton" in sys.modules else gc.freeze()
 
 
 def _clearer(message: str, context: click.Context | None) -> str:
     """What click says, in words that name what to do."""
     option = re.match("No such option '(.*?)'", message)
-    if option and context and context.info_name == "train" and option[1] in LAUNCH_OPTIONS:
-        return (
-            f"No such option '{option[1]}': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several"
-        )
+    if option and context:
+        known_elsewhere = explain_unknown(option[1], context.command)
+        if known_elsewhere:
+            return f"No such option '{option[1]}': {known_elsewhere}"
     message = message.replace("is not a valid float range.", "is not a number.")
     message = message.replace("is not a valid integer range.", "is not a whole number.")
     lists = context and any(isinstance(param.type, Several) for param in context.command.params)
@@ -138,5 +173,7 @@ def _clearer(message: str, context: click.Context | None) -> str:
 
 def _fail(problems: Sequence[object], code: int) -> NoReturn:
     for problem in problems:
-        print(f"hvdtrain: {' '.join(str(problem).splitlines())}", file=sys.stderr)
+        # Ranks share a stream: a line is one write, where `print` makes two if PYTHONUNBUFFERED is
+        # set.
+        sys.stderr.write(f"hvdtrain: {' '.join(str(problem).splitlines())}\n")
     sys.exit(code)

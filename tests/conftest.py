@@ -14,30 +14,36 @@ import pytest
 from helpers.processes import SMALL_TURNTABLE
 from hypothesis import HealthCheck, settings
 
-# On a machine that does other work too, an example may take any time: pytest's timeout is limit enough. A test that
-# passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for others (test_hostile.py).
+# On a machine that does other work too, an example may take any time: pytest's timeout is limit
+# enough. A test that passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for
+# others (test_hostile.py).
 derandomize = "HVDTRAIN_EXAMPLES" not in os.environ
 tolerant = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("shared machine", derandomize=derandomize, **tolerant)
 settings.load_profile("shared machine")
 
-# What commands in this process have kept from the garbage collector is garbage when it ends, or triton's library prints
-# a list of it below the summary.
+# What commands in this process have kept from the garbage collector is garbage when it ends, or
+# triton's library prints a list of it below the summary.
 atexit.register(gc.unfreeze)
-# What a killed mpirun leaves in the temporary folder ends the next one that is given its process number.
+# What a killed mpirun leaves in the temporary folder ends the next one that is given its process
+# number.
 STARTERS = tempfile.mkdtemp(prefix="hvdtrain-tests-")
 os.environ["PRTE_MCA_prte_tmpdir_base"] = STARTERS
 atexit.register(shutil.rmtree, STARTERS, ignore_errors=True)
-# Tests run beside each other. A team of OpenMP threads that has fewer cores than threads waits spinning, unless it is
-# told not to: 40 steps of one process with two threads then took 47 s in place of 10.
+# Tests run beside each other. A team of OpenMP threads that has fewer cores than threads waits
+# spinning, unless it is told not to: 40 steps of one process with two threads then took 47 s in
+# place of 10.
 os.environ["OMP_WAIT_POLICY"] = "passive"
-# Without bytecode each worker of pytest-xdist takes 10 s to rewrite assertions, and each rank compiles all of hvdtrain.
+# Without bytecode each worker of pytest-xdist takes 10 s to rewrite assertions, and each rank
+# compiles all of hvdtrain.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(items):
-    """What may take longest begins first, or nothing else would be left to do beside it: tests of a group add up."""
+    """What may take longest begins first, or nothing else would be left to do beside it: tests of a
+    group add up.
+    """
 
     def marked(item, name, otherwise):
         marker = item.get_closest_marker(name)
@@ -52,12 +58,27 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible():
-    """A shell lets what a script starts in the background ignore SIGINT, and so would the jobs that tests interrupt."""
+    """A shell lets what a script starts in the background ignore SIGINT, and so would the jobs that
+    tests interrupt.
+    """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """What a test, or the code that it calls, sets in the environment is gone when it ends:
+    libraries' interfaces are set there, and the next test would find them.
+    """
+    environment = os.environ
+    before = dict(environment)
+    yield
+    for name in set(environment) - set(before):
+        del environment[name]
+    environment.update(before)
 
 
 @pytest.fixture(scope="session")
@@ -70,13 +91,20 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def few_digits(tmp_path_factory):
-    """The folder of a data set: of each real digit nine or ten to train with and two to validate. Not to be changed."""
+    """The folder of a data set: of each real digit nine or ten to train with and two to validate.
+    Not to be changed.
+    """
     from hvdtrain.data.find import find_dataset
 
     folder, digits = tmp_path_factory.mktemp("built") / "few", find_dataset("digits")
-    for part, samples, most in (("TrainData", digits.train, 92), ("ValidationData", digits.validation, 20)):
+    for part, samples, most in (
+        ("TrainData", digits.train, 92),
+        ("ValidationData", digits.validation, 20),
+    ):
         for label, name in enumerate(digits.classes):
-            images = [path for path, own in samples[:] if own == label][: -(-(most - label) // len(digits.classes))]
+            images = [path for path, own in samples[:] if own == label][
+                : -(-(most - label) // len(digits.classes))
+            ]
             (folder / part / name).mkdir(parents=True)
             for image in images:
                 shutil.copy(image, folder / part / name)
@@ -92,7 +120,9 @@ def beside_few_digits(few_digits):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Let torch compute with one thread: two that wait for each other are slow where cores are busy."""
+    """Let torch compute with one thread: two that wait for each other are slow where cores are
+    busy.
+    """
     import torch
 
     before = torch.get_num_threads()

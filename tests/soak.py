@@ -2,18 +2,21 @@
 
     python tests/soak.py --mode ps-async --seconds 600 --kills 20 --seed 1
 
-Ranks, their starter and `launch` are killed and stopped for some seconds; as root the disk is full for a while, and
-the network that carries gradients is cut. The seed decides which, when and for how long. In ps-async and
-ps-ssp ranks, servers too, come back while the job goes on; a job that ends goes on with `hvdtrain launch --resume`.
-Then it trains to the end of the epoch undisturbed, and this is proved:
+Ranks, their starter and `launch` are killed and stopped for some seconds; as root the disk is full
+for a while, and the network that carries gradients is cut. The seed decides which, when and for how
+long. In ps-async and ps-ssp ranks, servers too, come back while the job goes on; a job that ends
+goes on with `hvdtrain launch --resume`. Then it trains to the end of the epoch undisturbed, and
+this is proved:
 
-- every sample of every epoch counts once, and no push is applied twice: in ps-async and ps-ssp by the ledgers of what
-  servers applied, elsewhere by each worker's steps and the samples' digest;
-- the weights are those of a run without faults, bit for bit, in the synchronous modes; in the others the validation
-  accuracy of the last epochs is within MARGIN of it;
-- what is left is the run folder: no process, socket, shared memory, network namespace or temporary file.
+- every sample of every epoch counts once, and no push is applied twice: in ps-async and ps-ssp by
+  the ledgers of what servers applied, elsewhere by each worker's steps and the samples' digest;
+- the weights are those of a run without faults, bit for bit, in the synchronous modes; in the
+  others the validation accuracy of the last epochs is within MARGIN of it;
+- what is left is the run folder: no process, socket, shared memory, network namespace or temporary
+  file.
 
-As root it runs in namespaces of its own, of processes, mounts and network: what is left in there is the job's.
+As root it runs in namespaces of its own, of processes, mounts and network: what is left in there is
+the job's.
 """
 
 import json
@@ -43,7 +46,16 @@ STALLED_S = 90.0  # without a step and without a fault: something hangs
 BACK_S = 10.0  # a fault whose target has not come back for so long is left out
 GONE_S = 20.0  # until nothing of a job is left that has ended
 INSIDE = "HVDTRAIN_SOAK_INSIDE"
-OWN_NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--ipc"]
+OWN_NAMESPACES = [
+    "unshare",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--net",
+    "--ipc",
+]
 
 
 @dataclass
@@ -67,7 +79,9 @@ class Soak:
     least_written: int = 0  # bytes of metrics, since it was last started: going on cuts them
     parts: list[Path] = field(default_factory=list)  # with the ledgers of each start
     began: float = field(default_factory=time.monotonic)
-    late: float = 0.0  # seconds by which faults come later than planned: the job took so long to start
+    late: float = (
+        0.0  # seconds by which faults come later than planned: the job took so long to start
+    )
     done: dict[str, int] = field(default_factory=dict)  # faults by kind
     wrong: list[str] = field(default_factory=list)
 
@@ -78,7 +92,17 @@ class Soak:
         self._keep_ledgers()
         resume = ["--resume"] if self.starts > 1 else []
         servers = ["-s", str(MODES[self.mode])] if MODES[self.mode] else []
-        words = [sys.executable, "-m", "hvdtrain", "launch", "-n", str(WORKERS), *servers, *resume, *self.options]
+        words = [
+            sys.executable,
+            "-m",
+            "hvdtrain",
+            "launch",
+            "-n",
+            str(WORKERS),
+            *servers,
+            *resume,
+            *self.options,
+        ]
         words += ["--out", str(self.run), "--", *self.train, *train]
         with self.log().open("wb") as log:
             self.job = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
@@ -112,7 +136,9 @@ class Soak:
         return time.monotonic() - self.began
 
     def under(self, faults: list[Fault], seconds: float) -> None:  # noqa: C901
-        """Train for so long, or until the run is done, while these faults come; all are over when this returns."""
+        """Train for so long, or until the run is done, while these faults come; all are over when
+        this returns.
+        """
         coming, going = list(faults), list[tuple[float, Fault, Callable[[], None]]]()
         last, stepped, missing_since = 0, time.monotonic(), 0.0
         while self.seconds() < seconds + self.late or coming or going:
@@ -121,12 +147,16 @@ class Soak:
                 going.remove((over, fault, undo))
             is_full = any(fault.kind == "full" for _, fault, _ in going)
             if self.job is not None and self.job.poll() is not None:
-                for entry in [entry for entry in going if entry[1].kind != "full" or self.has_finished()]:
+                for entry in [
+                    entry for entry in going if entry[1].kind != "full" or self.has_finished()
+                ]:
                     entry[2]()  # a process that is stopped cannot end
                     going.remove(entry)
                 if self.has_finished():
                     return
-                self.report(f"{self.seconds():6.1f} s  ended with exit code {self.job.returncode}: {self.said()}")
+                self.report(
+                    f"{self.seconds():6.1f} s  ended with exit code {self.job.returncode}: {self.said()}"
+                )
                 self.gone()
                 self.job = None
             if self.job is None and not is_full:  # a person would make room first
@@ -141,21 +171,29 @@ class Soak:
             is_missing = bool(coming) and self._is_time(replace(coming[0], at_start=False))
             missing_since = (missing_since or self.seconds()) if is_missing else 0.0
             if missing_since and self.seconds() - missing_since > BACK_S:
-                self.report(f"{self.seconds():6.1f} s  its target is gone for good: left out {coming.pop(0)}")
+                self.report(
+                    f"{self.seconds():6.1f} s  its target is gone for good: left out {coming.pop(0)}"
+                )
                 missing_since = 0.0
             size = self.written()
             self.least_written = min(self.least_written, size)
             if size != last or going:
                 last, stepped = size, time.monotonic()
             if time.monotonic() - stepped > STALLED_S:
-                self.wrong.append(f"no step for {STALLED_S:.0f} s at {self.seconds():.0f} s: {self.said()}")
+                self.wrong.append(
+                    f"no step for {STALLED_S:.0f} s at {self.seconds():.0f} s: {self.said()}"
+                )
                 self.end()
                 return
             time.sleep(0.05)
 
     def _is_time(self, fault: Fault) -> bool:
-        """Most faults wait until the job has taken a step since it was started: it might get nowhere otherwise."""
-        return fault.at + self.late <= self.seconds() and (fault.at_start or self.written() > self.least_written)
+        """Most faults wait until the job has taken a step since it was started: it might get
+        nowhere otherwise.
+        """
+        return fault.at + self.late <= self.seconds() and (
+            fault.at_start or self.written() > self.least_written
+        )
 
     def written(self) -> int:
         return sum(path.stat().st_size for path in self.run.glob("metrics.rank*.jsonl"))
@@ -169,7 +207,9 @@ class Soak:
         self.job.send_signal(signal.SIGTERM)
         try:
             if (code := self.job.wait(90)) != 143 and not self.has_finished():
-                self.report(f"{self.seconds():6.1f} s  asked to leave, it ended with exit code {code}: {self.said()}")
+                self.report(
+                    f"{self.seconds():6.1f} s  asked to leave, it ended with exit code {code}: {self.said()}"
+                )
         except subprocess.TimeoutExpired:
             self.wrong.append("still running 90 s after SIGTERM")
             self.end()
@@ -188,7 +228,9 @@ class Soak:
         while (left := processes_of(self.run)) and time.monotonic() < deadline:
             time.sleep(0.1)
         if left:
-            self.wrong.append(f"{len(left)} processes left: {[' '.join(p.cmdline()[:6]) for p in left]}")
+            self.wrong.append(
+                f"{len(left)} processes left: {[' '.join(p.cmdline()[:6]) for p in left]}"
+            )
             self.end()
 
     def end(self) -> None:
@@ -244,27 +286,59 @@ def left_behind(soak: Soak, temporary: Path, is_alone: bool) -> list[str]:
     """
     found = [f"process {' '.join(process.cmdline()[:5])}" for process in processes_of(soak.run)]
     kept = "torchinductor_"  # torch's own cache, which it keeps on purpose
-    found += [f"temporary file {path}" for path in temporary.iterdir() if not path.name.startswith(kept)]
+    found += [
+        f"temporary file {path}" for path in temporary.iterdir() if not path.name.startswith(kept)
+    ]
     launched = soak.run.with_name(f"{soak.run.name}.launch")
-    found += [f"file {path}" for path in launched.iterdir() if not path.name.startswith("log") or path.is_dir()]
+    found += [
+        f"file {path}"
+        for path in launched.iterdir()
+        if not path.name.startswith("log") or path.is_dir()
+    ]
     if is_alone:
-        others = [p for p in psutil.process_iter() if p.pid != os.getpid() and p.status() != psutil.STATUS_ZOMBIE]
+        others = [
+            p
+            for p in psutil.process_iter()
+            if p.pid != os.getpid() and p.status() != psutil.STATUS_ZOMBIE
+        ]
         found += [f"process {' '.join(process.cmdline()[:5])}" for process in others]
         found += [f"shared memory {path}" for path in Path("/dev/shm").iterdir()]
-        found += [f"System V memory {line}" for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+        found += [
+            f"System V memory {line}"
+            for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+        ]
         for kind in ("tcp", "tcp6", "udp", "udp6", "unix"):
             sockets = Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
             found += [f"socket {kind} {line.strip()}" for line in sockets]
     return sorted(set(found))
 
 
-def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[str, int], compares: bool,
-             is_alone: bool, report: Callable[[str], None]) -> tuple[Soak, Counts, str]:  # fmt: skip
+def soak_run(
+    folder: Path,
+    mode: str,
+    seconds: float,
+    seed: int,
+    counts: dict[str, int],
+    compares: bool,
+    is_alone: bool,
+    report: Callable[[str], None],
+) -> tuple[Soak, Counts, str]:
     from hvdtrain.data.find import find_dataset
     from hvdtrain.data.sampling import BatchSampler
 
     leased = mode in ("ps-ssp", "ps-async")
-    train = ["--mode", mode, "--threads", "1", "--width", "0.0625", "--epochs", "100000", "--schedule", "constant"]
+    train = [
+        "--mode",
+        mode,
+        "--threads",
+        "1",
+        "--width",
+        "0.0625",
+        "--epochs",
+        "100000",
+        "--schedule",
+        "constant",
+    ]
     train += ["--deterministic", "--timeout", "20s", "--seed", str(seed)]
     train += ["--record"] if leased else ["--snapshot-every", "1s"]
     if leased:  # a rank that is killed comes back, which needs that wire
@@ -306,34 +380,65 @@ def soak_run(folder: Path, mode: str, seconds: float, seed: int, counts: dict[st
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--mode", type=click.Choice(list(MODES)), required=True)
-@click.option("--seconds", type=click.FloatRange(5), default=600, show_default=True, help="How long faults come.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(5),
+    default=600,
+    show_default=True,
+    help="How long faults come.",
+)
 # Half as many SIGSTOPs come too, and a fifth as many full disks and cut networks.
-@click.option("--kills", type=click.IntRange(0), default=20, show_default=True, help="SIGKILL of a random process.")
+@click.option(
+    "--kills",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="SIGKILL of a random process.",
+)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--undisturbed/--no-undisturbed", "compares", default=True, help="Compare with a run without faults.")
+@click.option(
+    "--undisturbed/--no-undisturbed",
+    "compares",
+    default=True,
+    help="Compare with a run without faults.",
+)
 def main(mode: str, seconds: float, kills: int, seed: int, compares: bool) -> None:
     is_root = os.geteuid() == 0
     if is_root and INSIDE not in os.environ:
-        os.execvpe(OWN_NAMESPACES[0], [*OWN_NAMESPACES, sys.executable, *sys.argv], os.environ | {INSIDE: "1"})
+        os.execvpe(
+            OWN_NAMESPACES[0],
+            [*OWN_NAMESPACES, sys.executable, *sys.argv],
+            os.environ | {INSIDE: "1"},
+        )
     few = -(-kills // 5)
     counts = {"kill": kills, "stop": -(-kills // 2)}
     if is_root:
         counts |= {"full": few} if mode == "allreduce" else {"full": few, "cut": few}
     else:
-        click.echo("not root: no full disk, no network cut, and what is left of sockets is not looked at")
+        click.echo(
+            "not root: no full disk, no network cut, and what is left of sockets is not looked at"
+        )
     if mode == "allreduce":
-        click.echo("links are not among the faults: on one machine Horovod's gradients go through shared memory")
+        click.echo(
+            "links are not among the faults: on one machine Horovod's gradients go through shared memory"
+        )
     folder = Path(tempfile.mkdtemp(prefix="hvdtrain-soak-"))
     temporary = folder / "tmp"
     temporary.mkdir()
-    # In the ps- modes gradients are to go over the network that is cut, not from process to process.
+    # In the ps- modes gradients are to go over the network that is cut, not from process to
+    # process.
     os.environ |= {"TMPDIR": str(temporary), "HVDTRAIN_OVER_TCP": "1"}
     if is_root:
         (folder / "disk").mkdir()
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder / "disk")], check=True)
-    soak, counted, result = soak_run(folder, mode, seconds, seed, counts, compares, is_root, click.echo)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder / "disk")],
+            check=True,
+        )
+    soak, counted, result = soak_run(
+        folder, mode, seconds, seed, counts, compares, is_root, click.echo
+    )
     soak.wrong += [f"left behind: {what}" for what in left_behind(soak, temporary, is_root)]
     for line in soak.wrong:
         click.echo(f"WRONG: {line}")

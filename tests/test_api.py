@@ -1,7 +1,10 @@
-"""hvdtrain from Python: README's example, in a thread as in a notebook, and what is wrong as an exception."""
+"""hvdtrain from Python: README's example, in a thread as in a notebook, and what is wrong as an
+exception.
+"""
 
 import json
 import math
+import pydoc
 import re
 import subprocess
 import sys
@@ -34,13 +37,25 @@ print(json.dumps({
 """
 
 
+def test_completion_and_help_show_what_one_calls():
+    shown = [name for name in dir(hv) if not name.startswith("_")]
+    assert sorted(hv.__all__) == shown and {"compare", "read", "explain", "plan"} <= {*shown}
+    text = pydoc.plain(pydoc.render_doc(hv))
+    assert 0 < text.index("compare(modes=") < text.index("PACKAGE CONTENTS")
+    for name in hv.__all__:
+        assert getattr(hv, name).__doc__ and f"{name}" in text
+
+
 @pytest.mark.timeout(200)
 def test_readmes_example_runs_in_a_thread(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", IN_A_THREAD, example, forks_first()],
-        cwd=tmp_path, capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["heavy"] == []
@@ -61,16 +76,24 @@ def test_readmes_example_runs_in_a_thread(tmp_path):
     [
         (lambda: hv.compare(mods=["allreduce"]), "unknown option 'mods'.*did you mean modes"),
         (lambda: hv.compare(workers="many"), "'many' is not a valid integer"),
-        (lambda: hv.compare(model=lambda classes: None), "model is a function: name what makes it, as model="),
+        (
+            lambda: hv.compare(model=lambda classes: None),
+            "model is a function: name what makes it, as model=",
+        ),
         (lambda: hv.compare(modes=["ring"], dry_run=True), "unknown mode 'ring'"),
         (lambda: hv.read("nowhere"), "there is no folder nowhere"),
         (lambda: hv.explain("nowhere"), "there is no folder nowhere"),
         (lambda: hv.plan("cal.json"), "there is no calibration cal.json"),
-        (lambda: hv.plan("cal.json", modes=["allreduce"], bandwidth="fast"), "'fast' is not a bandwidth"),
+        (
+            lambda: hv.plan("cal.json", modes=["allreduce"], bandwidth="fast"),
+            "'fast' is not a bandwidth",
+        ),
         (lambda: hv.plan("cal.json", price_host=math.nan), "'nan' is not a number"),
     ],
 )
-def test_what_is_wrong_is_an_exception_with_the_commands_sentence(call, says, tmp_path, monkeypatch):
+def test_what_is_wrong_is_an_exception_with_the_commands_sentence(
+    call, says, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(hv.UsageError, match=says):
         call()

@@ -1,8 +1,11 @@
-"""The command line as a person meets it: help that costs nothing, and bad input that ends in one line."""
+"""The command line as a person meets it: help that costs nothing, and bad input that ends in one
+line.
+"""
 
 import dataclasses
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
-from hvdtrain import modes
+from hvdtrain.base import modes
+from hvdtrain.base.config.command_line import FIRST, GROUPS
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.world.place import World
 from hvdtrain.cli import COMMANDS, cli, main
-from hvdtrain.config.command_line import FIRST, GROUPS
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.job.rank.process import _advice
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.processes import local_job
-from hvdtrain.rank.process import _advice
-from hvdtrain.world.place import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -29,12 +32,16 @@ def make_folder(root, classes=("cat", "dog")):
         for number, name in enumerate(classes):
             (root / part / name).mkdir(parents=True)
             for i in range(4):
-                Image.new("RGB", (32, 32), (60 * number, 20 * i, 0)).save(root / part / name / f"{i}.png")
+                Image.new("RGB", (32, 32), (60 * number, 20 * i, 0)).save(
+                    root / part / name / f"{i}.png"
+                )
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The current folder, with a good image folder `data`, several bad ones, and a run folder that is in use."""
+    """The current folder, with a good image folder `data`, several bad ones, and a run folder that
+    is in use.
+    """
     make_folder(tmp_path / "data")
     make_folder(tmp_path / "one", classes=["cat"])
     (tmp_path / "file").write_text("not weights, not images, not a folder\n")
@@ -56,11 +63,15 @@ def here(tmp_path, monkeypatch):
 
 def contents(root):
     """{path: bytes, or None for a folder} of all that a folder holds."""
-    return {str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in root.rglob("*")}
+    return {
+        str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in root.rglob("*")
+    }
 
 
 def run(args, monkeypatch, capfd):
-    """(exit code, stdout, stderr) of a command in this process; any exception but SystemExit fails the test."""
+    """(exit code, stdout, stderr) of a command in this process; any exception but SystemExit fails
+    the test.
+    """
     monkeypatch.setattr(sys, "argv", ["hvdtrain", *args])
     with pytest.raises(SystemExit) as left:
         main()
@@ -95,7 +106,9 @@ print("HEAVY", *({"torch", "numpy", "matplotlib", "rich", "PIL", "sklearn", "hor
 
 
 def test_every_commands_help_works_and_its_defaults_are_taken_and_nothing_heavy_is_imported():
-    done = subprocess.run([sys.executable, "-W", "error", "-c", HELP], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", HELP], capture_output=True, text=True, timeout=30
+    )
     assert done.stderr == "" and done.returncode == 0
     lines = done.stdout.splitlines()
     ends = [line for line in lines if line.startswith("EXIT")]
@@ -110,8 +123,16 @@ def test_help_groups_options_and_loses_none(name, monkeypatch, capfd):
     code, out, _ = run([name, "--help"], monkeypatch, capfd)
     command = cli.get_command(click.Context(cli), name)
     shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", out, re.MULTILINE)
-    assert code == 0 and sorted(shown) == sorted([*(next(o for o in p.opts if o.startswith("--"))
-        for p in command.params if isinstance(p, click.Option)), "--help"])  # fmt: skip
+    assert code == 0 and sorted(shown) == sorted(
+        [
+            *(
+                next(o for o in p.opts if o.startswith("--"))
+                for p in command.params
+                if isinstance(p, click.Option)
+            ),
+            "--help",
+        ]
+    )
     titles = re.findall(r"^([A-Z][\w ]+):$", out, re.MULTILINE)
     assert titles == [title for title in GROUPS if title in titles] and titles[0] == FIRST
     if name == "train":
@@ -178,24 +199,64 @@ REFUSED = [
     ("", "bogus", "unknown command 'bogus': choose from compare, train, "),
     ("", "comapre", "did you mean compare?"),
     ("train", "--bogus", "No such option '--bogus'"),
-    ("train", "-n 2", "No such option '-n': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts"),
+    (
+        "train",
+        "-n 2",
+        "No such option '-n': train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts",
+    ),
+    # as torchrun, Lightning, timm and torch.distributed.launch have it
+    (
+        "train",
+        "--nproc_per_node 2",
+        "No such option '--nproc_per_node': train is one rank of a job",
+    ),
+    ("train", "--gpus=2", "`hvdtrain launch -n 2 -- …` starts several"),
+    ("train", "--local-rank=0", "start them by torchrun in place of torch.distributed.launch"),
+    ("train", "--learning-rate 0.1", "No such option '--learning-rate': here it is --lr"),
+    ("train", "--output_dir x", "No such option '--output_dir': here it is --out"),
+    ("compare", "--data-path x", "No such option '--data-path': here it is --dataset"),
+    ("train", "--batch_size 4", "No such option '--batch_size'. Did you mean '--batch-size'?"),
     ("train", "--mode nosuch", f"unknown mode 'nosuch': choose from {', '.join(modes.names())}"),
-    ("train", "--model a\nb", "unknown model 'a b'"),
-    ("train", "--dataset nosuch", "unknown data set 'nosuch': choose from cifar10, coil100, digits,"),
+    ("train", "--model a\nb", "--model 'a\\nb' has a control character"),
+    (
+        "train",
+        "--dataset nosuch",
+        "unknown data set 'nosuch': choose from cifar10, coil100, digits,",
+    ),
     ("train", "--dataset ./nosuch", "there is no folder"),
-    ("train", "--mode ps-sync --servers 1", "1 servers of 1 ranks leave 0 workers: start at least 2 ranks"),
+    (
+        "train",
+        "--mode ps-sync --servers 1",
+        "1 servers of 1 ranks leave 0 workers: start at least 2 ranks",
+    ),
     ("train", "--mode ps-sync --servers equal", "half of the ranks serve, so start 2, 4, 6"),
     # Of a file and an option the option wins, even where it says what is the default.
     ("train", "--config worse.toml", "unknown model 'written'"),
     ("train", "--config worse.toml --model given", "unknown model 'given'"),
     ("train", "--config worse.toml --model vggf", "--image-size 16 is too small"),
     ("train", "--out used", "--out used is not empty: choose another folder"),
-    ("train", "--out run", "--out run holds a run, which --resume goes on with: choose another folder"),
-    ("train", "--out comparison", "--out comparison holds a comparison, which `hvdtrain report comparison` shows"),
+    (
+        "train",
+        "--out run",
+        "--out run holds a run, which --resume goes on with: choose another folder",
+    ),
+    (
+        "train",
+        "--out comparison",
+        "--out comparison holds a comparison, which `hvdtrain report comparison` shows",
+    ),
     ("train", "--steps 2.5", "'2.5' is not a whole number"),
     ("train", "--lr 1e-5x", "'1e-5x' is not a number"),
-    ("train", "--freeze features", "trains the head on layers that have learned nothing: add --pretrained"),
-    ("compare", "--workers 2 4", "extra argument (4): numbers and names are listed by commas, `2,4`"),
+    (
+        "train",
+        "--freeze features",
+        "trains the head on layers that have learned nothing: add --pretrained",
+    ),
+    (
+        "compare",
+        "--workers 2 4",
+        "extra argument (4): numbers and names are listed by commas, `2,4`",
+    ),
     ("train", "--out file/run", "--out file/run cannot be "),
     ("train", f"--out {LONG}", "cannot be used: File name too long"),
     ("compare", "--workers 0", "0 is not in the range x>=1"),
@@ -207,7 +268,9 @@ REFUSED = [
 
 def test_as_many_servers_as_workers_are_half_of_the_ranks(here, monkeypatch, capfd):
     started = []
-    monkeypatch.setattr("hvdtrain.rank.process.run_rank", lambda config, *_: started.append(config.servers))
+    monkeypatch.setattr(
+        "hvdtrain.job.rank.process.run_rank", lambda config, *_: started.append(config.servers)
+    )
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
@@ -216,8 +279,12 @@ def test_as_many_servers_as_workers_are_half_of_the_ranks(here, monkeypatch, cap
     assert started == [2]
 
 
-@pytest.mark.parametrize(("command", "args", "words"), REFUSED, ids=[f"{c} {a:.40}" for c, a, _ in REFUSED])
-def test_bad_input_is_one_line_and_leaves_nothing_behind(here, monkeypatch, capfd, command, args, words):
+@pytest.mark.parametrize(
+    ("command", "args", "words"), REFUSED, ids=[f"{c} {a:.40}" for c, a, _ in REFUSED]
+)
+def test_bad_input_is_one_line_and_leaves_nothing_behind(
+    here, monkeypatch, capfd, command, args, words
+):
     """Exit code 2, and not a byte changed. What is not given is all right."""
     good = [command, "--dataset", "./data", "--out", "new", "--device", "cpu"] if command else []
     before = contents(here)
@@ -228,13 +295,17 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(here, monkeypatch, capf
     assert contents(here) == before
 
 
-@pytest.mark.parametrize(("output", "line"), [("/dev/full", "hvdtrain: No space left on device\n"), ("a pipe", "")])
+@pytest.mark.parametrize(
+    ("output", "line"), [("/dev/full", "hvdtrain: No space left on device\n"), ("a pipe", "")]
+)
 def test_output_that_cannot_be_written_ends_it_quietly(output, line):
     reader, writer = os.pipe()
     os.close(reader)
     if output == "/dev/full":
         writer = os.open(output, os.O_WRONLY)
-    done = subprocess.run([SCRIPT, "modes"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30)
+    done = subprocess.run(
+        [SCRIPT, "modes"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, line)
 
@@ -242,12 +313,30 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
 # Under a starter: one line for all ranks
 
 
+def test_a_message_is_one_write_for_ranks_share_a_stream():
+    """Read from a socket on which each write is a message."""
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with reading, writing:
+        subprocess.run([SCRIPT, "report", "nowhere"], stderr=writing, timeout=30, env=env)
+        assert re.fullmatch(rb"hvdtrain: .*nowhere.*\n", reading.recv(2**16))
+
+
 @pytest.mark.parametrize(
     ("ranks", "args", "line"),
     [
-        (3, "--mode allreduce --batch-size 2 --out new", "a global batch of 2 leaves 1 of 3 workers without a sample"),
-        # The first rank is a server: it does not look at what the first worker claims, and finds no fault.
-        (3, "--mode ps-sync --servers 1 --out used", "--out used is not empty: choose another folder"),
+        (
+            3,
+            "--mode allreduce --batch-size 2 --out new",
+            "a global batch of 2 leaves 1 of 3 workers without a sample",
+        ),
+        # The first rank is a server: it does not look at what the first worker claims, and finds no
+        # fault.
+        (
+            3,
+            "--mode ps-sync --servers 1 --out used",
+            "--out used is not empty: choose another folder",
+        ),
     ],
 )
 def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
@@ -265,8 +354,16 @@ def test_what_is_wrong_for_all_ranks_is_said_once(here, ranks, args, line):
 @pytest.mark.parametrize(
     ("mode", "world", "advice"),
     [
-        ("allreduce", World(), "one worker: `hvdtrain launch -n 2 -- --mode allreduce …` and horovodrun start several"),
-        ("allreduce", World("mpirun", 0, 4, 0, 2), "MPI carries the messages between hosts: over TCP Gloo is faster, "),
+        (
+            "allreduce",
+            World(),
+            "one worker: `hvdtrain launch -n 2 -- --mode allreduce …` and horovodrun start several",
+        ),
+        (
+            "allreduce",
+            World("mpirun", 0, 4, 0, 2),
+            "MPI carries the messages between hosts: over TCP Gloo is faster, ",
+        ),
         ("allreduce", World("mpirun", 0, 2, 0, 2), ""),
         ("allreduce", World("horovodrun", 0, 4, 0, 2), ""),
         ("single", World(), ""),
@@ -280,14 +377,25 @@ def test_what_a_starter_does_in_silence_is_said(mode, world, advice):
 
 
 def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monkeypatch, capfd):
-    args = "compare --modes single --dataset ./data --pretrained file --out new"
+    source = "import os\nfrom torch import nn\ndef build(n):\n"
+    source += "    if 'OMPI_COMM_WORLD_RANK' in os.environ: raise RuntimeError('not in ranks')\n"
+    source += "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(n))\n"
+    (here / "mine.py").write_text(source)
+    args = "compare --modes single --dataset ./data --model ./mine.py:build --out new"
     code, out, err = run(args.split(), monkeypatch, capfd)
     assert code == 1
     assert err == (
         "hvdtrain: 1 run failed: single-w1-r1; logs are in new/logs; the same command with --out new tries them again\n"
     )
-    assert "/file: not a file of plain weights" in out
+    assert "failed to build: RuntimeError: not in ranks" in out
     assert contents(here / "new" / "runs") == {}
+
+
+def test_a_comparison_finds_bad_weights_before_it_begins(here, monkeypatch, capfd):
+    args = "compare --modes single --dataset ./data --pretrained file --out new"
+    code, _, err = run(args.split(), monkeypatch, capfd)
+    assert code == 2 and "--pretrained file: not a file of plain weights" in err
+    assert not (here / "new").exists()
 
 
 INTERRUPTED = """
@@ -302,5 +410,7 @@ cli.main()
 
 
 def test_a_second_interrupt_changes_neither_the_line_nor_the_exit_code():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "hvdtrain: interrupted\n")

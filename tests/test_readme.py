@@ -1,4 +1,6 @@
-"""Every command in every README runs; those that need more than this machine have options that exist."""
+"""Every command in every README runs; those that need more than this machine have options that
+exist.
+"""
 
 import contextlib
 import csv
@@ -15,45 +17,70 @@ from click.testing import CliRunner
 from helpers.forked_jobs import env_with_forks, forks_first
 from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
 
-from hvdtrain import modes
+from hvdtrain.base import modes
+from hvdtrain.base.config import recipes
 from hvdtrain.cli import cli
-from hvdtrain.config import recipes
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("datasets", "hvdtrain", "launchers", "tests")
 READMES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in [ROOT / "README.md", *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md"))]
+    for path in [
+        ROOT / "README.md",
+        *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md")),
+    ]
 }
 # Commands in ```bash blocks that do not run here, and why.
 ELSEWHERE = {
     ".uv/bin/uv run pytest": "this is it",
     "pip install --target .uv uv && .uv/bin/uv run hvdtrain compare": "some minutes: see test_the_main_job",
-    "ruff check . && mypy && lint-imports": "run before the tests, by .ci/run",
     "hvdtrain verify --modes ps-sync --workers 2": "checks/test_verify.py runs it",
 }
 # Runs of 20 steps in README.md: of each starter, in each kind of mode.
 STARTED = [
-    ("single", "single", 1, 0), ("ring", "allreduce", 2, 0), ("ring-mpi", "allreduce", 2, 0), ("ddp", "ddp", 2, 0),
-    ("launched", "ps-async", 2, 1), ("ps-sync", "ps-sync", 2, 1), ("ps-async", "ps-async", 2, 1),
-]  # fmt: skip
+    ("single", "single", 1, 0),
+    ("ring", "allreduce", 2, 0),
+    ("ring-mpi", "allreduce", 2, 0),
+    ("ddp", "ddp", 2, 0),
+    ("launched", "ps-async", 2, 1),
+    ("ps-sync", "ps-sync", 2, 1),
+    ("ps-async", "ps-async", 2, 1),
+]
 # Scripts that READMEs name and that are not here.
 ELSEWHERE_MODULES = (
-    "FILE.py", "distributedVggf.py", "launch.py", "mnist_dist_demo.py", "modes/NAME.py", "my_data.py", "my_model.py",
-    "test/parallel/test_torch.py", "train_cifar10.py",
-)  # fmt: skip
+    "FILE.py",
+    "distributedVggf.py",
+    "launch.py",
+    "mnist_dist_demo.py",
+    "job/modes/NAME.py",
+    "my_data.py",
+    "my_model.py",
+    "test/parallel/test_torch.py",
+    "train.py",
+    "train_cifar10.py",
+)
 # Options that READMEs name in their text and that are not hvdtrain's.
 FOREIGN = {
-    "--allow-run-as-root": "mpirun", "--check-build": "horovodrun", "--disp-batches": "MXNet",
-    "--gloo": "horovodrun", "--help": "every command",
-    "--kv-store": "MXNet", "--lr-step-epochs": "MXNet", "--model-prefix": "MXNet", "--reinstall-package": "uv",
+    "--allow-run-as-root": "mpirun",
+    "--check-build": "horovodrun",
+    "--disp-batches": "MXNet",
+    "--gloo": "horovodrun",
+    "--help": "every command",
+    "--kv-store": "MXNet",
+    "--lr-step-epochs": "MXNet",
+    "--model-prefix": "MXNet",
+    "--reinstall-package": "uv",
+    "--gpus-per-task": "Slurm",
     "--runtime-options": "mpirun",
-}  # fmt: skip
+}
 # Values of options that are names.
 NAMES = {
-    "launcher": recipes.names("launchers"), "mode": modes.names(), "modes": modes.names(),
-    "preset": recipes.names("presets"), "reference": recipes.names("presets"),
-}  # fmt: skip
+    "launcher": recipes.names("launchers"),
+    "mode": modes.names(),
+    "modes": modes.names(),
+    "preset": recipes.names("presets"),
+    "reference": recipes.names("presets"),
+}
 
 
 def joined(text: str) -> list[str]:
@@ -64,13 +91,17 @@ def joined(text: str) -> list[str]:
 def run_here(text: str) -> list[str]:
     """The commands of ```bash blocks."""
     return [
-        line for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for line in joined(block)
+        line
+        for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for line in joined(block)
     ]
 
 
 def shown(text: str) -> list[str]:
     """The commands in blocks that are indented by four spaces."""
-    return [line.strip() for line in joined(re.sub(r"\\\n\s*", "\\\n", text)) if line.startswith("    ")]
+    return [
+        line.strip() for line in joined(re.sub(r"\\\n\s*", "\\\n", text)) if line.startswith("    ")
+    ]
 
 
 def quoted(text: str) -> list[str]:
@@ -82,7 +113,11 @@ def quoted(text: str) -> list[str]:
 def ours(line: str) -> list[str]:
     """What follows `hvdtrain` in a command, whoever starts it; nothing where it is not in there."""
     words = shlex.split(line, comments=True)
-    return [word for word in words[words.index("hvdtrain") + 1 :] if word != "…"] if "hvdtrain" in words else []
+    return (
+        [word for word in words[words.index("hvdtrain") + 1 :] if word != "…"]
+        if "hvdtrain" in words
+        else []
+    )
 
 
 @pytest.mark.timeout(2400)
@@ -99,7 +134,9 @@ def test_every_command_runs(name, tmp_path):
 
 
 def run_in(folder: Path, command: str, env: dict[str, str] = ENV, first: str = "") -> None:
-    """What begins with `hvdtrain` runs in a forked process; starters are started. See helpers/forked_jobs.py."""
+    """What begins with `hvdtrain` runs in a forked process; starters are started. See
+    helpers/forked_jobs.py.
+    """
     words = shlex.split(command)
     if words[0] == "hvdtrain":
         with contextlib.chdir(folder):
@@ -120,21 +157,29 @@ def test_the_main_job(tmp_path):
     out = next((tmp_path / "runs").glob("compare-*"))
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {"single", "allreduce"} < {row["mode"] for row in rows}  # and of servers those that are not far behind
+    # and of servers those that are not far behind
+    assert {"single", "allreduce"} < {row["mode"] for row in rows}
     assert all(float(row["samples_per_s"]) > 0 for row in rows)
-    trained = [row for row in rows if row["val_accuracy"]]  # one in step, one asynchronous, where these are fast enough
+    # one in step, one asynchronous, where these are fast enough
+    trained = [row for row in rows if row["val_accuracy"]]
     assert len({row["mode"] for row in trained}) == len(trained)
     one_machine = max(float(row["samples_per_s"]) for row in rows if row["mode"] == "single")
-    assert trained or all(float(row["samples_per_s"]) < one_machine / 2 for row in rows if row["mode"] != "single")
+    assert trained or all(
+        float(row["samples_per_s"]) < one_machine / 2 for row in rows if row["mode"] != "single"
+    )
     for row in trained:
-        # In ps-async the order of pushes is chance: of 359 images some more or fewer are right each time.
+        # In ps-async the order of pushes is chance: of 359 images some more or fewer are right each
+        # time.
         assert float(row["val_accuracy"]) >= (0.92 if row["mode"] == "ps-async" else 0.95), row
     for name in ("report.md", "report.html", "plots/learning.svg"):
         assert (out / name).stat().st_size > 1000
 
 
 def check_bench_rows(rows: list[dict]) -> None:
-    assert {(row["op"], row["backend"]) for row in rows} >= {("allreduce", "horovod"), ("pushpull", "rpc")}
+    assert {(row["op"], row["backend"]) for row in rows} >= {
+        ("allreduce", "horovod"),
+        ("pushpull", "rpc"),
+    }
     for row in rows:
         assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds_median"] / 1e9)
@@ -147,7 +192,12 @@ def check_bench_rows(rows: list[dict]) -> None:
 def test_no_command_is_missed():
     assert {"README.md", "datasets/README.md", "launchers/README.md"} < set(READMES)
     assert len(run_here(READMES["README.md"])) > 12
-    assert len([line for text in READMES.values() for line in shown(text) + quoted(text) if ours(line)]) > 60
+    assert (
+        len(
+            [line for text in READMES.values() for line in shown(text) + quoted(text) if ours(line)]
+        )
+        > 60
+    )
     assert set(ELSEWHERE) <= {line for text in READMES.values() for line in run_here(text)}
 
 
@@ -164,7 +214,10 @@ def test_every_command_has_these_options(name):
 
 def parse(command: click.Command, words: Sequence[str]) -> None:
     """Raises UsageError for a command, an option or a value that there is not."""
-    context = click.Context(command)
+    interspersed = command.context_settings.get(
+        "allow_interspersed_args", command.allow_interspersed_args
+    )
+    context = click.Context(command, allow_interspersed_args=interspersed)
     if isinstance(command, click.Group) and words and not words[0].startswith("-"):
         found = command.get_command(context, words[0])
         if not found:
@@ -179,7 +232,8 @@ def parse(command: click.Command, words: Sequence[str]) -> None:
         raise click.UsageError(f"more arguments than it takes: {left}")
     for parameter in command.params:
         value = values.get(parameter.name)
-        if not isinstance(value, str) or re.fullmatch(r"[A-Z]+|\./site\.toml", value):  # a flag; to be replaced
+        # a flag; to be replaced
+        if not isinstance(value, str) or re.fullmatch(r"[A-Z]+|\./site\.toml", value):
             continue
         parameter.type_cast_value(context, value)
         for word in value.split(",") if parameter.name in NAMES else ():
@@ -205,7 +259,12 @@ def test_a_command_that_there_is_not_is_found(line):
 
 @pytest.mark.parametrize("name", READMES)
 def test_every_option_that_is_named_exists(name):
-    named = {option for span in quoted(READMES[name]) if span.startswith(("-", "launch ")) for option in flags(span)}
+    named = {
+        option
+        for span in quoted(READMES[name])
+        if span.startswith(("-", "launch "))
+        for option in flags(span)
+    }
     assert named - set(options(cli)) - set(FOREIGN) == set()
 
 
@@ -226,9 +285,15 @@ def options(command: click.Command) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", READMES)
 def test_every_module_that_is_named_is_there(name):
-    modules = [str(path) for folder in ("hvdtrain", "tests", "launchers") for path in (ROOT / folder).rglob("*.py")]
+    modules = [
+        str(path)
+        for folder in ("hvdtrain", "tests", "launchers")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     for named in re.findall(r"(?<![\w.])[\w/]+\.py\b", READMES[name]):
-        assert named in ELSEWHERE_MODULES or any(path.endswith(f"/{named}") for path in modules), named
+        assert named in ELSEWHERE_MODULES or any(path.endswith(f"/{named}") for path in modules), (
+            named
+        )
 
 
 @pytest.mark.parametrize("name", READMES)
@@ -249,14 +314,20 @@ def test_every_link_leads_somewhere(name):
         assert target.exists(), place
         if heading:
             titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
-            assert heading in [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles]
+            assert heading in [
+                re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles
+            ]
 
 
 def over_hosts(text: str) -> list[str]:
-    """The commands that would run on other machines: they can be tried dry, each with its own hosts."""
+    """The commands that would run on other machines: they can be tried dry, each with its own
+    hosts.
+    """
     lines = dict.fromkeys([*run_here(text), *shown(text), *quoted(text)])
     return [
-        line for line in lines if ours(line)[:1] in (["compare"], ["launch"]) and {"-H", "--hostfile"} & {*ours(line)}
+        line
+        for line in lines
+        if ours(line)[:1] in (["compare"], ["launch"]) and {"-H", "--hostfile"} & {*ours(line)}
     ]
 
 

@@ -1,135 +1,226 @@
-"""`hvdtrain compare`: the same model on the same samples under several modes, one after the other, and an answer."""
+"""`hvdtrain compare`: trains the same model on the same samples in several modes, and answers."""
 
 import dataclasses
+import itertools
 import shlex
 import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hvdtrain.comparing.earlier import asked, claimed, find_finished
-from hvdtrain.comparing.forecast import Record, forecast
-from hvdtrain.comparing.grid import SPANNED, Axes, dry_run_lines, plan
-from hvdtrain.comparing.pilot import but_for_the_wire, of_a_side
-from hvdtrain.comparing.reporting import content_of, draw_report, margin_options
+from hvdtrain.base.config import recipes
+from hvdtrain.base.config.command_line import (
+    MODES,
+    NUM_SERVERS,
+    NUM_WORKERS,
+    SCRIPT_WORDS,
+    GroupedCommand,
+    given_options,
+    with_script_words,
+)
+from hvdtrain.base.config.file import read_config, started_workers
+from hvdtrain.base.config.option_types import (
+    DURATION,
+    EQUAL,
+    NUMBERS,
+    SERVER_NUMBERS,
+    Folder,
+    Several,
+)
+from hvdtrain.base.config.recipes import Launcher
+from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
+from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.base.formatting import printable, with_noun
+from hvdtrain.base.system.own_code import is_code
+from hvdtrain.base.world.host import differences
+from hvdtrain.comparing.comparison_state import ComparisonState, conducted, tried_lines
+from hvdtrain.comparing.earlier import claimed, experiment, find_finished
+from hvdtrain.comparing.elimination import ROUNDS
+from hvdtrain.comparing.forecast import expected_seconds, forecast
+from hvdtrain.comparing.grid import SPANNED, Axes, Planned, check_used, dry_run_lines, plan
+from hvdtrain.comparing.report_command import content_of, draw_report, margin_options
 from hvdtrain.comparing.running import Comparison
-from hvdtrain.comparing.tune import sides, told, widen
-from hvdtrain.config import recipes
-from hvdtrain.config.command_line import MODES, NUM_SERVERS, NUM_WORKERS, GroupedCommand, given_options
-from hvdtrain.config.file import read_config, started_workers
-from hvdtrain.config.option_types import DURATION, NUMBERS, SERVER_NUMBERS, Folder, Several
-from hvdtrain.config.recipes import Launcher
-from hvdtrain.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
-from hvdtrain.errors import Failure, UsageError
-from hvdtrain.formatting import with_noun
+from hvdtrain.comparing.search import SPRINT_S, Search, on_equal_terms, sides, widen
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.models import is_own
-from hvdtrain.report.contenders import Margins
-from hvdtrain.report.rule import LOOKS
-from hvdtrain.runs.read import find_runs
-from hvdtrain.runs.request import check_length, check_trusted, train_options
-from hvdtrain.system.own_code import is_code
-from hvdtrain.world.host import differences
+from hvdtrain.reporting.contenders import Margins
+from hvdtrain.reporting.rule import LOOKS
+from hvdtrain.runs.read import find_runs, grouped
+from hvdtrain.runs.request import check_functions, check_length, check_trusted, train_options
+from hvdtrain.runs.scripts import check_script, hash_of_script
 
 if TYPE_CHECKING:
-    from hvdtrain.report.content import Content
+    from hvdtrain.data.folder import ImageFolder
+    from hvdtrain.reporting.content import Content
 
-MOST_REPEATS = 20  # of --until-sure, where --repeats is not given
+# Numbers of workers of rings that stand for one machine.
+RINGS_ON_ONE_HOST = (2, 4)
+# The most repeats of --until-sure if --repeats is not given.
+MOST_REPEATS = 20
+# Options that give the length of a whole run.
 WHOLE = LENGTHS - {"sprint"}
 TITLES = {name: recipes.load("presets", name)["title"] for name in recipes.names("presets")}
-PRESETS = "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in TITLES.items())  # to end the help
+# The end of the help.
+PRESETS = "\b\nPresets:\n" + "\n".join(f"  {name:<18}{title}" for name, title in TITLES.items())
+
+
+# Presets
 
 
 def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
-    """The preset's options are defaults: what stands on the command line wins."""
-    if name:
-        ctx.default_map = _tuned_options(Path(name)) if _is_file(name) else recipes.load("presets", name)["options"]
+    """Makes the preset's options the defaults, so that options on the command line win."""
+    if _is_file(name):
+        ctx.default_map = _tuned_options(Path(name))
+    elif name:
+        ctx.default_map = recipes.load("presets", name)["options"]
     return name
 
 
 def _is_file(preset: str) -> bool:
-    """Whether it is a user's, such as --tune leaves, and no name."""
+    """Returns whether a preset is a user's file, such as --tune leaves, and no name."""
     return preset.endswith(".toml")
 
 
 def _tuned_options(file: Path) -> dict[str, Any]:
-    """The options of a config.toml, such as --tune leaves, as a preset's."""
-    found = read_config(file)
-    workers = started_workers(file)
-    decided = {"repeat", "seed", "threads", "sprint", *(name for name in WHOLE if not found.get(name))}
-    options = {name: value for name, value in found.items() if name not in decided | {"mode", "servers"}}
-    if options.get("epochs") == DEFAULT_EPOCHS:
-        del options["epochs"]
-    sizes = {name: [value] for name, value in (("workers", workers), ("servers", found.get("servers"))) if value}
-    return options | sizes | {"modes": [found["mode"]]}
+    """Returns the options of a config.toml, such as --tune leaves, as those of a preset."""
+    values = read_config(file)
+    # `compare` decides these, or has options of another type for them.
+    left_out = {"repeat", "seed", "threads", "sprint", "mode", "servers"}
+    left_out |= {name for name in WHOLE if not values.get(name)}
+    if values.get("epochs") == DEFAULT_EPOCHS:
+        left_out.add("epochs")
+    options = {name: value for name, value in values.items() if name not in left_out}
+    for name, number in (("workers", started_workers(file)), ("servers", values.get("servers"))):
+        if number:
+            options[name] = [number]
+    return options | {"modes": [values["mode"]]}
+
+
+# The command
 
 
 @click.command(cls=GroupedCommand, epilog=PRESETS)
 @click.option(
-    "--preset", default="", is_eager=True, callback=_use_preset, metavar="NAME",
-    help="Repeat a published experiment, at its size: its options are the defaults of all others here, and the report "
-    "has its authors' table with their figures, if there is one. The names are below; a file is what --tune has "
-    "left, or a run's config.toml.",
-)  # fmt: skip
+    "--preset",
+    default="",
+    is_eager=True,
+    callback=_use_preset,
+    metavar="NAME",
+    help="Repeat a published experiment, at its size: its options are the defaults of all others "
+    "here, and the report has its authors' table with their figures, if there is one. The names "
+    "are below; a file is what --tune has left, or a run's config.toml.",
+)
 @click.option(
-    *MODES, type=Several(), default="single,allreduce,ps-sync,ps-async", show_default=True,
+    *MODES,
+    type=Several(),
+    default="single,allreduce,ddp,ps-sync,ps-async",
+    show_default=True,
     help="Modes to compare, by commas; see `hvdtrain modes`.",
-)  # fmt: skip
+)
 @click.option(
-    *NUM_WORKERS, type=NUMBERS, default="2", show_default="2, on hosts as many as they take",
+    *NUM_WORKERS,
+    type=NUMBERS,
+    default="2",
+    show_default="2, on hosts as many as they take",
     help="Numbers of workers, by commas.",
-)  # fmt: skip
+)
 @click.option(
-    *NUM_SERVERS, type=SERVER_NUMBERS, default="1", show_default=True,
+    *NUM_SERVERS,
+    type=SERVER_NUMBERS,
+    default="1",
+    show_default="1, on hosts 1,equal",
     help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
-)  # fmt: skip
+)
 @click.option(
-    "--repeats", type=click.IntRange(1), default=5, show_default="5, of whole runs 1",
+    "--repeats",
+    type=click.IntRange(1),
+    default=5,
+    show_default="5, of whole runs 1",
     help="How often each is measured, each time with the next seed; an answer needs five.",
-)  # fmt: skip
+)
 @click.option(
-    "--trainings", type=click.IntRange(0), show_default="1, and a second where the answer hangs on it",
-    help="How many whole runs follow the sprints, of one of those that do the same mathematics: for what is learned.",
-)  # fmt: skip
+    "--trainings",
+    type=click.IntRange(0),
+    show_default="1, and a second where the answer hangs on it",
+    help="How many whole runs follow the sprints, which measure what is learned: of modes that do "
+    "the same mathematics, one is trained.",
+)
 @click.option(
-    "--tune", type=DURATION, default=None,
-    help="First look for the fastest setting of rings and of servers, for so long in all: all rings, their transports, "
-    "wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers, as far as they are not given. "
-    "The best of each is compared, in other runs; OUT/tuned-….toml has its options, for --preset and train --config.",
-)  # fmt: skip
+    "--tune",
+    type=DURATION,
+    default=None,
+    help="Search for so long in all, in place of two rounds, among more settings: all rings, their "
+    "transports, wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers, as far "
+    "as they are not given. "
+    "OUT/tuned-….toml has the options of each side's fastest, for --preset and train --config.",
+)
 @click.option(
-    "--until-sure", is_flag=True,
-    help=f"Repeat until the answer is known, at most --repeats times (here {MOST_REPEATS} by default).",
-)  # fmt: skip
+    "--until-sure",
+    is_flag=True,
+    help="Repeat until the answer is known, at most --repeats times "
+    f"(here {MOST_REPEATS} by default).",
+)
 @click.option(
-    "--scaling", is_flag=True,
-    help="Also one process with the threads of one worker, of which scaling efficiency is a multiple.",
-)  # fmt: skip
+    "--scaling",
+    is_flag=True,
+    help="Also one process with the threads of one worker, of which scaling efficiency is a "
+    "multiple.",
+)
 @host_options
 @launcher_option
 @secrets_option
 @click.option(
-    "--dry-run", is_flag=True,
+    "--dry-run",
+    is_flag=True,
     help="Print the runs, the command that repeats each, and what they will take; run nothing.",
-)  # fmt: skip
-@train_options("mode", "servers", "repeat", several=SPANNED, snapshot_every="never", sprint=3.0, wire=",".join(WIRES))
+)
+@train_options(
+    "mode",
+    "servers",
+    "repeat",
+    several=SPANNED,
+    snapshot_every="never",
+    sprint=2.0,
+    wire=",".join(WIRES),
+)
 @margin_options
 @click.option(
-    "--out", default="", type=Folder(),
-    help="Folder for runs and report: new or empty, or that of an earlier comparison of the same experiment, whose "
-    "finished runs stay and count  [default: runs/compare-TIME].",
-)  # fmt: skip
+    "--out",
+    default="",
+    type=Folder(),
+    help="Folder for runs and report: new or empty, or the folder of an earlier comparison of the "
+    "same experiment, whose finished runs stay and count  [default: runs/compare-TIME].",
+)
+@SCRIPT_WORDS
 @click.pass_context
 def compare(
-    ctx: click.Context, preset: str, modes: list[str], workers: list[int], servers: list[int | str], repeats: int,
-    trainings: int | None, tune: float | None, until_sure: bool, scaling: bool, hosts: str | None,
-    hostfile: Path | None, launcher: Launcher, secrets: dict[str, str], dry_run: bool, margin: float,
-    accuracy_margin: float, out: str, **options: Any,
-) -> "Content | None":  # fmt: skip
-    """Ring, servers or one machine? Measure how fast each is and what it learns, here or over hosts, and answer.
+    ctx: click.Context,
+    preset: str,
+    modes: list[str],
+    workers: list[int],
+    servers: list[int | str],
+    repeats: int,
+    trainings: int | None,
+    tune: float | None,
+    until_sure: bool,
+    scaling: bool,
+    hosts: str | None,
+    hostfile: Path | None,
+    launcher: Launcher,
+    secrets: dict[str, str],
+    dry_run: bool,
+    margin: float,
+    accuracy_margin: float,
+    out: str,
+    script_words: tuple[str, ...],
+    **options: Any,
+) -> "Content | None":
+    """Ring, servers or one machine? Measure how fast each is and what it learns, here or over
+    hosts, and answer.
 
     \b
     hvdtrain compare
@@ -139,75 +230,204 @@ def compare(
     hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
+    hvdtrain compare --script train.py --modes single,allreduce,ps-sync -- --my-option 3
 
-    Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. A shorter one of each comes
-    first, and what is far behind there is left out. Then one of each mathematics is trained as a whole, twice where the
-    answer hangs on it. With a length, as --epochs 5, all are trained instead, or, with --trainings, after sprints;
-    servers over the wire that was the faster in a pilot, unless --wire is given.
+    Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. Shorter
+    sprints come first, and do not count. They try as many settings of rings as of servers, in the
+    same time: transports, wires and waits, as far as they are not given. Settings that are shown to
+    be slower are left out. Then, of modes that do the same mathematics, one is trained as a whole,
+    and a second time if the answer hangs on it. If a length is given, as --epochs 5, all contenders
+    are trained as a whole and none sprints. If --trainings is given too, sprints come first.
 
-    `single` is one machine with all its cores. Workers of all others compute with as many threads as each other.
-    With no options it takes some minutes on two cores. A comparison that was interrupted goes on with the same command
-    and --out, and so more repeats or another mode are added.
+    Each contender uses all cores of its hosts, whoever else is compared: workers share the cores of
+    their host, and `single` is one machine with all of them. Over several hosts, rings on one of
+    them stand for one machine too. With no options it takes some minutes on two cores. A comparison
+    that was interrupted goes on with the same command and --out. More repeats or another mode are
+    added in the same way.
+
+    With --script your own training loop is compared, which sprints stop between two of its steps.
+    It is trained as a whole where --trainings says so: then job.report tells what it has learned.
     """
-    sprint_s = _length(ctx, options)
+    options = with_script_words(options, script_words)
+    sprint_s = _sprint_length(ctx, options)
     repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
     listed = hosts_or_here(ctx)
-    if listed and not given_options(ctx, ["workers"]) and "workers" not in (ctx.default_map or ()):
+    if listed and not _is_chosen(ctx, "workers"):
         workers = [sum(host.slots for host in listed)]
-    folder = Path(out or (f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}" if not dry_run else "runs/compare"))
+    if listed and not _is_chosen(ctx, "servers"):
+        # One server for many workers is a bottleneck, and no answer about servers.
+        servers = [1, EQUAL]
+    folder = _folder(out, dry_run)
     axes = Axes(modes, workers, servers, {name: options.pop(name) for name in SPANNED})
-    axes, config = widen(axes, listed, given_options(ctx, ctx.params)) if tune else axes, RunConfig(**options)
+    config = RunConfig(**options)
+    device_alone = config.device
     if not listed and not dry_run:
         config = _with_device(config, max(workers))
-    cores = _look_at_hosts(listed, launcher) if listed and not dry_run else None
+    cores, gpus = _look_at_hosts(listed, launcher) if listed and not dry_run else (None, 0)
+    if listed:
+        is_named = bool(hosts or hostfile)
+        sizes = _ring_sizes(listed[0], is_named, config.device, cores, gpus)
+        axes = dataclasses.replace(axes, on_one_host=sizes)
+    if config.script:
+        check_script(config)
+        trainings = trainings or 0  # it is trained as a whole only where that is asked for
     if _is_file(preset):
-        for model in axes.options["model"]:
-            named = {"model": model, "dataset": config.dataset}
-            check_trusted(named, given_options(ctx, named), False, Path(preset))
-    contenders = plan(config, axes, listed, launcher, cores, scaling)
-    earlier, record = find_finished(folder), Record(folder)
-    record.ask(asked(config, sprint_s, contenders))
-    rivalry = of_a_side if sprint_s else None if given_options(ctx, ["wire"]) else but_for_the_wire
-    wholes = trainings if sprint_s else 0
-    job = Comparison(folder, contenders, earlier, record, sprint_s, repeats, wholes, rivalry, tune or 0.0)
+        _check_trusted(ctx, preset, axes.options["model"], config.dataset)
+    check_functions(axes.options["model"], config.dataset)
+
+    def plan_of(axes: Axes) -> list[Planned]:
+        return plan(config, axes, listed, launcher, cores, scaling, device_alone)
+
+    requested = plan_of(axes)
+    check_used(requested, given_options(ctx, ctx.params), config, axes)
+    earlier = find_finished(folder)
+    state = ComparisonState(folder)
+    state.set_experiment(experiment(config, sprint_s, requested), nothing_counts=not earlier)
+    given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
+    if config.script:
+        given.add("wait_for")  # a script has no choice of it
+    search = Search(_compared_options(axes, given), tune or 0.0, before_whole_runs=not sprint_s)
+    # Before whole runs only modes are tried that were asked for.
+    not_varied = given if sprint_s else {*given, "modes"}
+    most = _most_settings(requested, tune, state) if tune else None
+    contenders = on_equal_terms(requested, widen(axes, plan_of, listed, not_varied), most)
+    number_of_trainings = trainings if sprint_s else 0
+    job = Comparison(
+        folder, contenders, earlier, state, sprint_s, repeats, number_of_trainings, search
+    )
     if dry_run:
         _check_folder(config.dataset)
-        lines = [
-            f"tuning {side}: {with_noun(len(settings), 'setting')}; the best of them runs as the first does below"
-            for side, settings in (sides(contenders) if tune else {}).items()
-        ]
-        lines += dry_run_lines(job.runs(), folder, secrets)
-        click.echo("\n".join([*lines, forecast(job.runs(), [*job.pilots(), *job.spare_trainings()], job.kept, record)]))
+        _print_plan(job, secrets)
         return None
-    images, record.samples = _look([run.config for run in contenders])
+    only_sprints = bool(sprint_s) and trainings == 0
+    identity = _look_at_data(contenders, state, only_sprints)
     with claimed(folder):
-        record.ask({"images": images})
+        state.set_experiment(identity, nothing_counts=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
 
 
-def _run(job: Comparison, preset: str, secrets: dict[str, str], margins: Margins, until_sure: bool) -> "Content | None":
-    """Do the runs, and report; Failure where some failed."""
-    folder, content = job.folder, None
+def _print_plan(job: Comparison, secrets: Collection[str]) -> None:
+    """Prints the runs, the command that repeats each, and how long they will take."""
+    sprints = job.sprints_left()
+    lines = []
+    for side, sprints_of_side in grouped(sprints, lambda run: run.side).items():
+        names = list(dict.fromkeys(run.contender for run in sprints_of_side))
+        number = with_noun(len(names), "setting")
+        lines.append(f"tried first, of {side}: {number}: {', '.join(names)}")
+    requested_runs = [run for run in job.runs() if not run.is_extra]
+    lines += dry_run_lines(requested_runs, job.folder, secrets)
+    possible = [*sprints, *job.possible_whole_runs()]
+    lines.append(forecast(requested_runs, possible, job.progress.kept, job.state))
+    click.echo("\n".join(lines))
+
+
+def _run(
+    job: Comparison, preset: str, secrets: dict[str, str], margins: Margins, until_sure: bool
+) -> "Content | None":
+    """Does the runs, and writes and prints the report.
+
+    Returns:
+        What the report says; None if no run has finished.
+
+    Raises:
+        Failure: some runs failed.
+    """
+    folder = job.folder
     resume = f"the same command with --out {shlex.quote(str(folder))}"
     try:
         failed = job.run(secrets, margins, until_sure)
     except (KeyboardInterrupt, SystemExit):
         click.echo(f"finished runs stay: {resume} goes on", err=True)
         raise
-    if find_finished(folder):
-        # Where the preset has a table of its authors' figures, that stands beside.
-        has_table = preset and not _is_file(preset) and "table" in recipes.load("presets", preset)
-        content = content_of(find_runs([folder]), margins, preset if has_table else "")
-        content.show()
-        draw_report(content, folder, folded=told(folder))
+    content = _report(folder, preset, margins) if find_finished(folder) else None
+    shared_reason = job.progress.shared_reason
+    if shared_reason:
+        raise Failure(
+            f"{failed[0]} and {failed[1]} failed alike, and the others would too: {shared_reason}"
+        )
     if failed:
-        raise Failure(f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; logs are in {folder / 'logs'}; "
-                      f"{resume} tries them again")  # fmt: skip
+        raise Failure(
+            f"{with_noun(len(failed), 'run')} failed: {', '.join(failed)}; "
+            f"logs are in {folder / 'logs'}; {resume} tries them again"
+        )
     return content
 
 
+def _report(folder: Path, preset: str, margins: Margins) -> "Content":
+    """Prints the report of the finished runs, and writes it to the comparison's folder."""
+    # The figures of a preset's authors stand beside, if there is a table of them.
+    has_table = preset and not _is_file(preset) and "table" in recipes.load("presets", preset)
+    reference = preset if has_table else ""
+    runs = find_runs([folder])
+    content = content_of(runs, margins, reference, conducted([folder]), are_ours=True)
+    content.show()
+    draw_report(content, folder, folded=tried_lines(folder))
+    return content
+
+
+# Options
+
+
+def _is_chosen(ctx: click.Context, name: str) -> bool:
+    """Returns whether an option is given on the command line or by a preset."""
+    return bool(given_options(ctx, [name])) or name in (ctx.default_map or ())
+
+
+def _folder(out: str, dry_run: bool) -> Path:
+    """Returns the comparison's folder."""
+    if out:
+        return Path(out)
+    if dry_run:
+        return Path("runs/compare")
+    return Path(f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _check_trusted(ctx: click.Context, preset: str, models: Sequence[str], dataset: str) -> None:
+    """Refuses a preset's file that names code which nobody named on the command line."""
+    for model in models:
+        named = {"model": model, "dataset": dataset}
+        check_trusted(named, given_options(ctx, named), False, Path(preset))
+
+
+def _compared_options(axes: Axes, given: Collection[str]) -> set[str]:
+    """Returns the options of which several values were given.
+
+    Each of these values is a contender, and not a setting of another contender.
+    """
+    compared = {name for name, values in axes.options.items() if len(values) > 1}
+    if len(axes.servers) > 1:
+        compared.add("servers")
+    return compared & set(given)
+
+
+def _most_settings(requested: Sequence[Planned], seconds: float, state: ComparisonState) -> int:
+    """Returns how many settings a side may have in a long search.
+
+    With so many, the first rounds take half of the time.
+
+    Args:
+        requested: the contenders that were asked for.
+        seconds: the time of the search.
+        state: knows how long a sprint takes.
+
+    Raises:
+        UsageError: there are no rings and no servers.
+    """
+    settings_by_side = sides(requested)
+    if not settings_by_side:
+        raise UsageError("--tune is of rings and servers: name one of them in --modes")
+    settings = list(itertools.chain(*settings_by_side.values()))
+    seconds_of_sprint = max(expected_seconds(run.sprint(SPRINT_S), state) for run in settings)
+    seconds_of_side = seconds / len(settings_by_side)
+    return max(1, int(seconds_of_side / 2 / ROUNDS / seconds_of_sprint))
+
+
 def _check_folder(dataset: str) -> None:
-    """UsageError where --dataset is to be a folder, and is none."""
+    """Refuses a --dataset that is to be a folder, and is none.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
     from hvdtrain.data.find import is_name, is_url, locate_folder
 
     is_folder = not (is_name(dataset) or is_url(dataset) or is_code(dataset))
@@ -216,62 +436,178 @@ def _check_folder(dataset: str) -> None:
 
 
 def _with_device(config: RunConfig, workers: int) -> RunConfig:
-    """With the device that all runs here have."""
-    if config.device == "cpu":  # asking torch takes seconds
+    """Returns the configuration with the device that all workers here have."""
+    # To ask torch takes seconds.
+    if config.device == "cpu":
         return config
-    from hvdtrain.training.device import choose_for_all
+    from hvdtrain.job.training.device import choose_for_all
 
     return dataclasses.replace(config, device=choose_for_all(config, workers, click.echo))
 
 
 def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprint_s: float) -> int:
-    """How often at most: of whole runs once, unless it is said. UsageError where no answer could be known."""
+    """Returns how often contenders are repeated at most. Whole runs are done once by default.
+
+    Raises:
+        UsageError: with so few repeats no answer could be known.
+    """
     if not given_options(ctx, ["repeats"]):
-        repeats = MOST_REPEATS if until_sure else repeats if sprint_s else 1
+        if until_sure:
+            repeats = MOST_REPEATS
+        elif not sprint_s:
+            repeats = 1
     if until_sure and repeats < LOOKS[0]:
-        raise UsageError(f"--until-sure with --repeats {repeats}: no answer is known before {LOOKS[0]}")
+        raise UsageError(
+            f"--until-sure with --repeats {repeats}: no answer is known before {LOOKS[0]}"
+        )
     return repeats
 
 
-def _length(ctx: click.Context, options: dict[str, Any]) -> float:
-    """How long a sprint lasts, 0 where all are trained as a whole; of the options, only one length stays."""
-    sprint_s, given = options.pop("sprint"), given_options(ctx, WHOLE)
-    for name in WHOLE - given if given else ():  # they exclude each other: the preset's gives way
-        options[name] = getattr(RunConfig, name)
-    if not any(options[name] for name in WHOLE):
+def _sprint_length(ctx: click.Context, options: dict[str, Any]) -> float:
+    """Returns how long a sprint lasts; 0 if all contenders are trained as a whole.
+
+    Args:
+        ctx: of the command.
+        options: the options of RunConfig. The sprint is taken out, and one length of whole runs
+            stays.
+
+    Raises:
+        UsageError: --tune is given, and there are no sprints.
+    """
+    sprint_s = options.pop("sprint")
+    given = given_options(ctx, WHOLE)
+    # Lengths exclude each other. A length on the command line wins over the preset's.
+    if given:
+        for name in WHOLE - given:
+            options[name] = getattr(RunConfig, name)
+    if not any(options[name] for name in WHOLE) and not options["script"]:
         options["epochs"] = DEFAULT_EPOCHS
-    is_whole = given or WHOLE & set(ctx.default_map or ())
-    if is_whole and not given_options(ctx, ["trainings", "sprint"]):
+    has_length = given or WHOLE & set(ctx.default_map or ())
+    if has_length and not given_options(ctx, ["trainings", "sprint"]):
         sprint_s = 0.0
     if ctx.params["tune"] and not sprint_s:
-        raise UsageError("--tune looks for the best by sprints: give --trainings too, for whole runs after them")
+        raise UsageError(
+            "--tune looks for the best by sprints: give --trainings too, for whole runs after them"
+        )
     return sprint_s
 
 
-def _look_at_hosts(hosts: list[Host], launcher: Launcher) -> dict[str, float] | None:
-    """The cores that ranks may use on each host; in what hosts differ is told."""
+# What is there
+
+
+def _look_at_hosts(hosts: list[Host], launcher: Launcher) -> tuple[dict[str, float], int]:
+    """Looks at hosts, and prints what they differ in.
+
+    Returns:
+        The cores that ranks may use on each host, and how many GPUs the first host has.
+    """
     if launcher.hosts_from == "slurm":
-        return allocated_cores()
+        return allocated_cores(), 0
     described = describe_hosts(hosts)
     for line in differences(described):
         click.echo(f"hosts differ: {line}")
-    return {name: facts["cores_usable"] for name, facts in described.items()}
+    cores = {name: facts["cores_usable"] for name, facts in described.items()}
+    return cores, described[hosts[0].name]["gpus"]
 
 
-def _look(configs: list[RunConfig]) -> tuple[str, int]:
-    """Find what would fail later; the identity of the images, and how many there are to train on."""
-    from hvdtrain.data.find import find_dataset
+def _ring_sizes(
+    host: Host, is_named: bool, device: str, cores: Mapping[str, float] | None, gpus: int
+) -> list[int]:
+    """Returns the numbers of workers of rings that stand for one machine.
+
+    They are as many as the host has slots if it has several, else as it has GPUs, else 2 and 4.
+
+    Args:
+        host: the first host.
+        is_named: whether the user named the host. A host of an allocation starts no more ranks than
+            it has slots.
+        device: --device.
+        cores: the cores of each host; None if nobody has looked.
+        gpus: how many GPUs the host has.
+    """
+    if host.slots > 1:
+        return [host.slots]
+    if not is_named:
+        return []
+    if gpus and device != "cpu":
+        return [gpus] if gpus > 1 else []
+    return [workers for workers in RINGS_ON_ONE_HOST if not cores or workers <= cores[host.name]]
+
+
+def _look_at_data(
+    contenders: Sequence[Planned], state: ComparisonState, only_sprints: bool
+) -> dict[str, Any]:
+    """Looks at what runs train on, so that what would fail later fails now.
+
+    Returns:
+        What identifies it, for ComparisonState.set_experiment.
+
+    Raises:
+        UsageError: a run could not be carried out.
+    """
+    config = contenders[0].config
+    if config.script:
+        return {"script's content": hash_of_script(config)}
+    images, state.samples = _look_at_images(contenders, only_sprints)
+    return {"images": images}
+
+
+def _look_at_images(contenders: Sequence[Planned], only_sprints: bool) -> tuple[str, int]:
+    """Looks at the images and at models that may not fit, so that what would fail later fails now.
+
+    Args:
+        contenders: the contenders.
+        only_sprints: whether nothing is trained as a whole.
+
+    Returns:
+        The identity of the images, and how many there are to train on.
+
+    Raises:
+        UsageError: a run could not be carried out.
+    """
+    from hvdtrain.data.bad_images import lines_of_bad
+    from hvdtrain.data.find import find_dataset_of
     from hvdtrain.data.identity import identity
 
-    first = configs[0]
-    if first.pretrained not in ("", "imagenet") and not Path(first.pretrained).is_file():
-        raise UsageError(f"--pretrained {first.pretrained}: no such file")
-    data = find_dataset(first.dataset, first.skip_bad)
-    for config in configs:
-        check_length(config, len(data.train))
-    tried = {config.model: config for config in configs if is_own(config.model) or is_code(config.dataset)}
-    for config in tried.values():
-        from hvdtrain.rank.work import initial_model, trial_inputs
-
-        initial_model(config, len(data.classes), trial_inputs(config, data))
+    first = contenders[0].config
+    data = find_dataset_of(first)
+    notes = [f"note: {note}" for note in data.notes]
+    for line in [*notes, *lines_of_bad(data.bad)]:
+        click.echo(printable(line))
+    for run in contenders:
+        check_length(run.config, len(data.train))
+    has_weights_of_user = first.pretrained not in ("", "imagenet")
+    for model, runs in grouped(contenders, lambda run: run.config.model).items():
+        if is_own(model) or is_code(first.dataset) or has_weights_of_user:
+            _try_model(runs, data, only_sprints)
     return identity(data), len(data.train)
+
+
+def _try_model(runs: Sequence[Planned], data: "ImageFolder", only_sprints: bool) -> None:
+    """Finds what a model cannot be trained on.
+
+    Args:
+        runs: the contenders that train the model.
+        data: the images.
+        only_sprints: whether nothing is trained as a whole.
+
+    Raises:
+        UsageError: it is not a model for these samples, some batch is too small for it, or its
+            pretrained weights do not fit.
+    """
+    from hvdtrain.job.training.lone_samples import check_lone_samples
+    from hvdtrain.job.training.model import initial_model, load_weights, trial_inputs
+
+    config = runs[0].config
+    inputs = trial_inputs(config, data)
+    model = initial_model(config, len(data.classes), inputs)
+    if config.pretrained:
+        load_weights(model, config)
+    if inputs is None:
+        return
+    for runs_of_batch in grouped(runs, lambda run: run.config.batch_size).values():
+        config = runs_of_batch[0].config
+        if only_sprints:
+            config = dataclasses.replace(config, sprint=1.0)
+        workers = sorted({run.workers for run in runs_of_batch})
+        check_lone_samples(config, workers, len(data.train), model, inputs[:1])

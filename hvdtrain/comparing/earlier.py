@@ -1,4 +1,7 @@
-"""What an earlier `hvdtrain compare` left in its folder: finished runs stay, if they are of the same experiment."""
+"""What an earlier `hvdtrain compare` left in its folder.
+
+Finished runs stay if they are of the same experiment.
+"""
 
 import contextlib
 import dataclasses
@@ -8,92 +11,164 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import modes
+from hvdtrain.base.config.file import read_config
+from hvdtrain.base.config.run_config import RunConfig, flag, in_words
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.world.host import versions
 from hvdtrain.comparing.grid import SPANNED, Planned
-from hvdtrain.config.file import read_config
-from hvdtrain.config.run_config import RunConfig, flag, in_words
-from hvdtrain.errors import UsageError
-from hvdtrain.report import check_out
-from hvdtrain.runs.folder import CONFIG, check_free, in_use, is_claimed, locked, unwritable
-from hvdtrain.runs.read import find_runs
+from hvdtrain.reporting import check_out
+from hvdtrain.runs.folder import (
+    CONFIG,
+    check_free,
+    in_use,
+    is_claimed,
+    locked,
+    refuse_others,
+    unwritable,
+)
+from hvdtrain.runs.read import Run, find_runs
 from hvdtrain.runs.request import with_absolute_paths
-from hvdtrain.world.host import versions
 
-KILLED_JOB_END_S = 30.0  # how long the ranks of a comparison that was killed may take to end
+# How long the ranks of a killed comparison may take to end.
+KILLED_JOB_END_S = 30.0
+# The folders in a comparison's folder that runs go to.
+OWN_FOLDERS = (
+    "runs",
+    "logs",
+    "pilot",
+    "unfinished",
+    "disturbed",
+)
 _REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
-# Fields that tell the runs of a comparison apart, or change nothing about one.
+# Fields that may differ between the runs of a comparison, or that change nothing about a run.
 _APART = {*SPANNED, "mode", "servers", "repeat", "sprint", "threads", "log_every", "timeout"}
 
 
-def _key(config: RunConfig, workers: int) -> Hashable:
-    """What no two runs of a comparison have in common."""
-    alone = config.threads if modes.declared(config.mode).family == modes.ONE_MACHINE else None
-    spanned = (getattr(config, name) for name in SPANNED)
-    return (config.mode, workers, config.servers, config.repeat, bool(config.sprint), alone, *spanned)
+def find_finished(folder: Path) -> dict[Hashable, Run]:
+    """Returns the finished runs of the comparison in a folder; empty if the folder is new.
 
-
-def find_finished(folder: Path) -> dict[Hashable, Path]:
-    """The folders of the finished runs of the comparison in this folder, none where that is new.
+    Returns:
+        The runs, by what no two runs of a comparison have in common.
 
     Raises:
         UsageError: the folder holds something else, or runs of a version with other options.
     """
-    try:
-        is_comparison = (folder / "runs").is_dir() and (folder / "logs").is_dir() and not (folder / CONFIG).exists()
-    except OSError:
-        is_comparison = False
-    if not is_comparison:
+    if not _is_comparison(folder):
         check_free(folder)
         return {}
     if any((folder / name).exists() for name in _REPORT):
         check_out(folder)
     try:
-        finished = [run for run in find_runs([folder]) if run.is_finished]
-    except UsageError:  # there is none
+        runs = find_runs([folder])
+    # There is no run.
+    except UsageError:
         return {}
-    return {_key(RunConfig(**read_config(run.folder / CONFIG)), run.kind.workers): run.folder for run in finished}
+    finished = {}
+    for run in runs:
+        if run.is_finished:
+            config = RunConfig(**read_config(run.folder / CONFIG))
+            finished[_key(config, run.kind.workers, _number_of_hosts(run))] = run
+    return finished
 
 
-def match(earlier: Mapping[Hashable, Path], runs: Sequence[Planned], folder: Path) -> dict[str, Path]:
-    """The folders of those planned runs that are finished, by their names.
+def _is_comparison(folder: Path) -> bool:
+    try:
+        has_folders = (folder / "runs").is_dir() and (folder / "logs").is_dir()
+        return has_folders and not (folder / CONFIG).exists()
+    except OSError:
+        return False
+
+
+def _number_of_hosts(run: Run) -> int:
+    """Returns how many hosts a run's launcher was given."""
+    launch = run.manifest.launch
+    return len(launch.hosts) if launch else 0
+
+
+def _key(config: RunConfig, workers: int, hosts: int) -> Hashable:
+    """Returns what no two runs of a comparison have in common.
+
+    Args:
+        config: the run's configuration.
+        workers: the number of workers.
+        hosts: the number of hosts. The key says only whether they are several.
+    """
+    spanned = [getattr(config, name) for name in SPANNED]
+    return (
+        config.mode,
+        workers,
+        config.servers,
+        config.repeat,
+        bool(config.sprint),
+        config.threads,
+        hosts > 1,
+        *spanned,
+    )
+
+
+def match(earlier: Mapping[Hashable, Run], runs: Sequence[Planned], folder: Path) -> set[str]:
+    """Returns the names of the planned runs that are finished.
+
+    Args:
+        earlier: see find_finished.
+        runs: the planned runs.
+        folder: the comparison's folder.
 
     Raises:
-        UsageError: a run of the same name is there, of something else.
+        UsageError: the folder has a run of the same name that does something else.
     """
-    kept, names = {}, {path.name for path in earlier.values()}
+    kept = set()
+    names = {run.name for run in earlier.values()}
     for run in runs:
-        if path := earlier.get(_key(run.config, run.workers)):
-            kept[run.name] = path
+        if _key(run.config, run.workers, len(run.hosts)) in earlier:
+            kept.add(run.name)
         elif run.name in names:
-            spanned = ", ".join(f"{flag(name)} {getattr(run.config, name)}" for name in (*SPANNED, "threads"))
+            words = [f"{flag(name)} {getattr(run.config, name)}" for name in (*SPANNED, "threads")]
             raise UsageError(
-                f"--out {folder}: {run.name} is there already, and not with {spanned}: name both values, by commas, "
-                "or another folder"
+                f"--out {folder}: {run.name} is there already, and not with {', '.join(words)}: "
+                "name both values, by commas, or another folder"
             )
     return kept
 
 
-def asked(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]) -> dict[str, Any]:
-    """What all runs of a comparison have in common, for Record.ask; threads as far as they are known."""
+def experiment(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]) -> dict[str, Any]:
+    """Returns what all runs of a comparison have in common, for ComparisonState.set_experiment.
+
+    Args:
+        config: what the contenders were planned from. Its threads count if they were given.
+        sprint_s: how long a sprint lasts.
+        contenders: the contenders that were asked for.
+    """
     config = with_absolute_paths(config)
-    fields = {flag(f.name): in_words(f, getattr(config, f.name)) for f in dataclasses.fields(config)
-              if f.name not in _APART}  # fmt: skip
-    fields["--width"] = contenders[0].config.taken_width  # `auto` is decided
-    threads = next((run.config.threads for run in contenders if run.family != modes.ONE_MACHINE), 0)
-    hosts = sorted({host.name for run in contenders for host in run.hosts})
-    where = {"hosts": ",".join(hosts) or "none", "--launcher": contenders[0].launcher.name}
-    return fields | {"--sprint": sprint_s} | ({"--threads": threads} if threads else {}) | where | versions()
+    common: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.name not in _APART:
+            common[flag(field.name)] = in_words(field, getattr(config, field.name))
+    # The configuration may say `auto`.
+    common["--width"] = contenders[0].config.effective_width
+    common["--sprint"] = sprint_s
+    if config.threads:
+        common["--threads"] = config.threads
+    hosts: set[str] = set()
+    for run in contenders:
+        hosts.update(host.name for host in run.hosts)
+    common["hosts"] = ",".join(sorted(hosts)) or "none"
+    common["--launcher"] = contenders[0].launcher.name
+    return common | versions()
 
 
 def set_aside(folder: Path, begun: Path) -> Path | None:
-    """Move what is left of a run that was begun out of the way of its next start; where to, or None if there is none.
+    """Moves what is left of a run that was begun out of the way of its next start.
 
     Args:
-        folder: the comparison's.
-        begun: the run's.
+        folder: the comparison's folder.
+        begun: the run's folder.
+
+    Returns:
+        Where it is now; None if there was nothing.
 
     Raises:
-        UsageError: its job still runs.
+        UsageError: the run's job is still running.
     """
     if not begun.exists():
         return None
@@ -104,8 +179,10 @@ def set_aside(folder: Path, begun: Path) -> Path | None:
         time.sleep(0.2)
     unfinished = folder / "unfinished"
     unfinished.mkdir(exist_ok=True)
-    places = (unfinished / f"{begun.name}-{number}" for number in range(1, 10**6))
-    place = next(place for place in places if not place.exists())
+    number = 1
+    while (unfinished / f"{begun.name}-{number}").exists():
+        number += 1
+    place = unfinished / f"{begun.name}-{number}"
     begun.rename(place)
     log = folder / "logs" / f"{begun.name}.log"
     if log.is_file():
@@ -115,11 +192,13 @@ def set_aside(folder: Path, begun: Path) -> Path | None:
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Make the folder, and be the one comparison at work there.
+    """Makes the folder, and keeps other comparisons out of it while the block runs.
 
     Raises:
-        UsageError: another one is, or the folder cannot be written.
+        UsageError: another comparison is at work there, or the folder cannot be written, or the
+            folder or one in it is another user's, or others may write in it.
     """
+    refuse_others(folder, *(folder / name for name in OWN_FOLDERS))
     with contextlib.ExitStack() as stack:
         try:
             (folder / "runs").mkdir(parents=True, exist_ok=True)

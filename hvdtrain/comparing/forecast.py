@@ -1,94 +1,62 @@
-"""How long a comparison will take, as far as its folder tells."""
+"""How long the runs of a comparison will take."""
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
+from hvdtrain.base.formatting import in_minutes
+from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.grid import Planned
-from hvdtrain.config.untrusted import parse_json, read_whole
-from hvdtrain.errors import UsageError
-from hvdtrain.formatting import in_minutes
-from hvdtrain.runs.live import warm_up_s
 
-GUESS, GUESSED_AROUND_S = 1000.0, 5.0  # samples/s, and what is around training, of what has never run
-GUESSED_SAMPLES = 1500
+# What is expected while nothing has run: the speed, and the seconds besides training.
+GUESSED_SAMPLES_PER_S = 1000.0
+GUESSED_AROUND_S = 5.0
 
 
-class Record:
-    """comparison.json: what was `asked` of all runs; by contender, the `samples_per_s` of its fastest run, the
-    seconds `around_s` its last training, and why it was `left_out` after the pilot, empty where it was not; and by side
-    how it was `tuned`.
+def expected_seconds(run: Planned, state: ComparisonState) -> float:
+    """Returns about how long a run takes.
 
-    Attributes:
-        samples: training images, as far as that is known.
+    That is as long as runs of its contender took before. If there are none, it is the mean over
+    other contenders of its family, or else over all contenders.
     """
-
-    samples = GUESSED_SAMPLES
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "comparison.json"
-        try:
-            read = parse_json(read_whole(self.path))
-            self.asked: dict[str, Any] = dict(read["asked"])
-            self.contenders: dict[str, dict[str, Any]] = dict(read["contenders"])
-            self.tuned: dict[str, dict[str, Any]] = dict(read.get("tuned", {}))
-        except (OSError, ValueError, LookupError, TypeError):  # none yet, or not as it was written
-            self.asked, self.contenders, self.tuned = {}, {}, {}
-
-    def ask(self, asked: Mapping[str, Any]) -> None:
-        """UsageError where runs that are there were made otherwise, so that they could not be compared."""
-        changed = {name: value for name, value in asked.items() if self.asked.get(name, value) != value}
-        if changed:
-            were = "; ".join(f"{name} {self.asked[name]}, not {value}" for name, value in changed.items())
-            raise UsageError(
-                f"--out {self.path.parent} has runs that could not be compared: they were made with {were}: name "
-                "another folder, or repeat what they were made with"
-            )
-        self.asked |= asked
-
-    def speed(self, run: Planned) -> float:
-        """Samples/s of its contender, 0 where it has not run."""
-        return float(self.contenders.get(run.contender, {}).get("samples_per_s", 0))
-
-    def left_out(self, run: Planned) -> str:
-        """Why its contender is, or empty."""
-        return str(self.contenders.get(run.contender, {}).get("left_out", ""))
-
-    def finished(self, run: Planned, samples_per_s: float, took_s: float) -> None:
-        known = self.contenders.setdefault(run.contender, {})
-        known["samples_per_s"] = max(samples_per_s, known.get("samples_per_s", 0.0))
-        known["around_s"] = max(0.0, took_s - self._training_s(run, known))
-        self.save()
-
-    def save(self) -> None:
-        tuned = {"tuned": self.tuned} if self.tuned else {}
-        kept = {"asked": self.asked, "contenders": self.contenders} | tuned
-        self.path.write_text(json.dumps(kept, indent=2) + "\n")
-
-    def seconds(self, run: Planned) -> float:
-        """About how long the run takes: as its contender's last one, or with what is around another's."""
-        another = next(iter(self.contenders.values()), {})
-        known = self.contenders.get(run.contender) or another | {"samples_per_s": GUESS}
-        return float(known.get("around_s", GUESSED_AROUND_S)) + self._training_s(run, known)
-
-    def _training_s(self, run: Planned, known: Mapping[str, float]) -> float:
-        config, steps = run.config, run.config.total_steps(self.samples)
-        if steps is None:
-            return config.time_budget or config.sprint + warm_up_s(config.sprint)
-        return steps * config.batch_size / known["samples_per_s"]
+    around_s = _expected_figure("around_s", run, state) or GUESSED_AROUND_S
+    speed = _expected_figure("samples_per_s", run, state) or GUESSED_SAMPLES_PER_S
+    return around_s + run.training_seconds(state.samples, speed)
 
 
-def forecast(runs: Sequence[Planned], perhaps: Sequence[Planned], kept: Collection[str], record: Record) -> str:
-    """How long all runs together take.
+def total_seconds(runs: Iterable[Planned], state: ComparisonState) -> float:
+    """Returns about how long runs take, one after the other."""
+    return sum(expected_seconds(run, state) for run in runs)
+
+
+def _expected_figure(name: str, run: Planned, state: ComparisonState) -> float:
+    """Returns a figure of a run as its contender or others had it; 0 if nobody had it."""
+    own = state.contenders.get(run.contender, {}).get(name)
+    if own:
+        return float(own)
+    measured = [entry for entry in state.contenders.values() if entry.get(name)]
+    of_family = [entry for entry in measured if entry.get("family") == run.family]
+    figures = [float(entry[name]) for entry in of_family or measured]
+    return sum(figures) / len(figures) if figures else 0.0
+
+
+def forecast(
+    runs: Sequence[Planned],
+    possible: Sequence[Planned],
+    kept: Collection[str],
+    state: ComparisonState,
+) -> str:
+    """Returns how long all runs together take, in a sentence.
 
     Args:
-        perhaps: pilots, which will leave out some of the others, and what is run only where the answer hangs on it.
-        kept: names of runs that are finished.
+        runs: the runs that are planned, finished ones too.
+        possible: runs that may be added. A search's sprints are among them, because the search
+            leaves out some of `runs`.
+        kept: names of finished runs.
+        state: knows how long runs took before.
     """
     to_do = [run for run in runs if run.name not in kept]
+    possible_to_do = [run for run in possible if run.name not in kept]
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
-    known = "" if record.contenders else ", which is a guess: nothing has run yet"
-    all_runs = [*to_do, *(run for run in perhaps if run.name not in kept)]
-    takes = ("at most " if perhaps else "") + f"about {in_minutes(sum(map(record.seconds, all_runs)))}"
-    return f"forecast: {len(to_do)} runs to do{kept_words} take {takes}{known}"
+    at_most = "at most " if possible else ""
+    duration = in_minutes(total_seconds([*to_do, *possible_to_do], state))
+    guess = "" if state.contenders else ", which is a guess: nothing has run yet"
+    return f"forecast: {len(to_do)} runs to do{kept_words} take {at_most}about {duration}{guess}"

@@ -6,192 +6,382 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import in_minutes, with_noun
+from hvdtrain.base.world.load import beside_others
+from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.earlier import match, set_aside
-from hvdtrain.comparing.forecast import Record
+from hvdtrain.comparing.forecast import expected_seconds, total_seconds
 from hvdtrain.comparing.grid import Planned, in_rounds
-from hvdtrain.comparing.pilot import PILOT_S, Rivalry, leave_out, needs_pilot, taken, trainings
-from hvdtrain.comparing.tune import search, sides, tuned
-from hvdtrain.errors import UsageError
-from hvdtrain.formatting import in_minutes, with_noun
+from hvdtrain.comparing.progress import Progress
+from hvdtrain.comparing.search import Search, sides
+from hvdtrain.comparing.selection import contenders_to_repeat, contenders_to_train
+from hvdtrain.launch.forking import can_be_forked, fork_server
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds
-from hvdtrain.report.answer import Answer, reach_answer
-from hvdtrain.report.comparisons import split_into_comparisons
-from hvdtrain.report.contenders import DEFAULT, Margins
-from hvdtrain.report.rule import LOOKS
+from hvdtrain.reporting.answer import Answer, reach_answer
+from hvdtrain.reporting.comparisons import split_into_comparisons
+from hvdtrain.reporting.contenders import DEFAULT, Margins
+from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
-from hvdtrain.runs.read import Run, find_runs, load_run
-from hvdtrain.world.load import beside_others
+from hvdtrain.runs.read import Run, load_run
 
 
-def reach_answers(folder: Path, margins: Margins) -> list[Answer]:
-    """The answers of the comparisons in the folder so far; none where nothing has finished."""
-    with contextlib.suppress(UsageError):
-        return [reach_answer(of.runs, margins) for of in split_into_comparisons(find_runs([folder]))]
-    return []
+def reach_answers(runs: Iterable[Run], margins: Margins) -> list[Answer]:
+    """Returns the answers of the comparisons that these runs are; empty if there are no runs."""
+    comparisons = split_into_comparisons(list(runs))
+    return [reach_answer(compared.runs, margins) for compared in comparisons]
 
 
 class Comparison:
-    """The runs of a comparison, which are left to do, and how far they are.
+    """The runs of a comparison: does them, and tells how far it is.
 
     Args:
+        folder: the comparison's folder.
         contenders: see grid.plan.
-        earlier: finished runs of the same folder, which stay as they are.
-        record: of the same folder.
-        sprint_s: how long a sprint lasts; 0: all are whole runs.
-        trainings: how many whole runs follow the sprints, of each mathematics; None: one, and a second where the answer
-            hangs on it.
-        rivalry: of which contenders a pilot leaves some out; None: of none.
-        tune_s: of each side only the best counts, which is looked for first, for so long; 0: all do.
+        earlier: the finished runs of the folder, see earlier.find_finished. They stay as they are.
+        state: of the same folder.
+        sprint_s: how long a sprint lasts; 0 if all runs are whole runs.
+        repeats: how often each contender is repeated at most.
+        number_of_trainings: how many whole runs of each mathematics follow the sprints; None for
+            one, and a second if the answer hangs on it.
+        search: leaves out some contenders first; None if all are repeated.
+
+    Attributes:
+        number_of_trainings: how many whole runs of each mathematics there are.
+        may_train_again: whether one more of each follows if the answer hangs on it.
+        progress: which runs are done, failed or left.
     """
 
     def __init__(
-        self, folder: Path, contenders: Sequence[Planned], earlier: Mapping[Hashable, Path], record: Record,
-        sprint_s: float, repeats: int, trainings: int | None, rivalry: Rivalry | None = None, tune_s: float = 0.0,
-    ) -> None:  # fmt: skip
-        self.folder, self.contenders, self.sprint_s, self.repeats = folder, contenders, sprint_s, repeats
-        self.record, self.trainings = record, 1 if trainings is None else trainings
-        self.spare_training = trainings is None  # one more may be made
-        whole = [dataclasses.replace(run, after_sprints=True) for run in contenders]
-        numbers = range(1, self.trainings + self.spare_training + 1)
-        repeated = [run.as_repeat(number) for run in whole for number in numbers]
-        self.kept = match(earlier, [*itertools.chain(*self._rounds(contenders)), *repeated], folder)
-        self.made: list[str] = []  # names of runs, in this call
-        self.failed: dict[str, str] = {}  # contenders by names of runs: they are not tried again
-        self.began = time.monotonic()
-        self.progress: Any = None
-        self.rivalry, self.tune_s, self.settings = rivalry, tune_s, contenders
-        if tune_s:
-            self.contenders = tuned(contenders, record)
+        self,
+        folder: Path,
+        contenders: Sequence[Planned],
+        earlier: Mapping[Hashable, Run],
+        state: ComparisonState,
+        sprint_s: float,
+        repeats: int,
+        number_of_trainings: int | None,
+        search: Search | None = None,
+    ) -> None:
+        self.folder = folder
+        self.contenders = contenders
+        self.state = state
+        self.sprint_s = sprint_s
+        self.repeats = repeats
+        self.number_of_trainings = 1 if number_of_trainings is None else number_of_trainings
+        self.may_train_again = number_of_trainings is None
+        self.search = search
+        kept = match(earlier, self._all_possible_runs(), folder)
+        self.progress = Progress(kept, finished={run.name: run for run in earlier.values()})
+        self._began = time.monotonic()
+        self._bar: Any = None
+        # What ends with the comparison.
+        self._resources = contextlib.ExitStack()
+        # The socket of the process that forks ranks; None if it is not started.
+        self._fork_server: str | None = None
+
+    # Which runs there are
 
     def runs(self) -> list[Planned]:
-        """All of them, finished ones too, as far as it is known."""
-        contenders = taken(self.contenders, self.record)
-        numbers = range(1, self.trainings + 1)
-        return [*itertools.chain(*self._rounds(contenders)), *self._trainings(contenders, numbers)]
+        """Returns all runs, also finished ones, as far as they are known."""
+        contenders = self._expected_contenders()
+        repeats = itertools.chain(*self._rounds(contenders))
+        whole_runs = self._whole_runs(contenders, range(1, self.number_of_trainings + 1))
+        return [*repeats, *whole_runs]
 
-    def pilots(self) -> list[Planned]:
-        """Sprints of those contenders of which it is open whether they are worth it."""
-        unknown = needs_pilot(self.contenders, self.record, self.rivalry) if self.rivalry else []
-        return [run.sprint(PILOT_S) for run in unknown]
+    def sprints_left(self) -> list[Planned]:
+        """Returns the sprints that the search is sure to make, and has not made yet."""
+        if not self.search:
+            return []
+        return self.progress.sprints_left(self.search.certain_sprints(self.contenders, self.state))
 
-    def spare_trainings(self) -> list[Planned]:
-        """Those that follow where the answer hangs on them."""
-        return self._trainings(taken(self.contenders, self.record), [self.trainings + 1] if self.spare_training else [])
+    def possible_whole_runs(self) -> list[Planned]:
+        """Returns the whole runs that follow if the answer hangs on them."""
+        if not self.may_train_again:
+            return []
+        return self._whole_runs(self._expected_contenders(), [self.number_of_trainings + 1])
 
-    def run(self, secrets: Mapping[str, str], margins: Margins = DEFAULT, until_sure: bool = False) -> list[str]:
-        """Do those that are not finished yet; return the names of those that failed.
+    def _left(self) -> list[Planned]:
+        """Returns the runs that are left to do, as far as they are known."""
+        return [*self.sprints_left(), *self.progress.left(self.runs())]
+
+    def _expected_contenders(self) -> list[Planned]:
+        """Returns the contenders that are repeated, as far as the search has decided."""
+        contenders = contenders_to_repeat(self.contenders, self.state)
+        return self.search.expected_to_stay(contenders, self.state) if self.search else contenders
+
+    def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
+        """Returns the runs of each repeat."""
+        if self.sprint_s:
+            contenders = [run.sprint(self.sprint_s) for run in contenders]
+        return in_rounds(contenders, self.repeats)
+
+    def _whole_runs(self, contenders: Sequence[Planned], numbers: Iterable[int]) -> list[Planned]:
+        """Returns the whole runs with these numbers, which follow the sprints."""
+        chosen = contenders_to_train(contenders, self.state, self.progress.done)
+        whole_runs: list[Planned] = []
+        for number in numbers:
+            whole_runs += [run.as_repeat(number) for run in chosen]
+        return whole_runs
+
+    def _all_possible_runs(self) -> list[Planned]:
+        """Returns each run that there may be, whatever the search decides."""
+        numbers = range(1, self.number_of_trainings + self.may_train_again + 1)
+        runs = list(itertools.chain(*self._rounds(self.contenders)))
+        for run in self.contenders:
+            whole_run = dataclasses.replace(run, after_sprints=True)
+            runs += [whole_run.as_repeat(number) for number in numbers]
+        return runs
+
+    # Doing all runs
+
+    def run(
+        self, secrets: Mapping[str, str], margins: Margins = DEFAULT, until_sure: bool = False
+    ) -> list[str]:
+        """Does the runs that are not finished yet.
 
         Args:
             secrets: variables for every rank that no command line may show.
-            until_sure: end with the repeat after which the answer is known.
+            margins: the smallest differences that matter.
+            until_sure: whether to end with the repeat after which the answer is known.
+
+        Returns:
+            The names of the runs that failed.
         """
-        from hvdtrain.console import Console, bar
+        from hvdtrain.base.console import Console, bar
 
-        self.console, self.secrets = Console(soft_wrap=not sys.stdout.isatty()), secrets
-        self.record.save()
-        if self.kept:
-            self.console.print(f"there already, and left as it is: {with_noun(len(self.kept), 'run')}")
+        self.console = Console(soft_wrap=not sys.stdout.isatty())
+        self.secrets = secrets
+        self.state.save()
+        kept = self.progress.kept
+        if kept:
+            self.console.print(f"there already, and left as it is: {with_noun(len(kept), 'run')}")
         shown = bar(self.console) if self.console.is_terminal else contextlib.nullcontext()
-        with shown as self.progress, sigterm_unwinds():
-            self.task = self.progress and self.progress.add_task("", total=None)
-            if self.tune_s:
-                search(self.settings, self.record, self.tune_s, self._do)
-                self.contenders = tuned(self.settings, self.record)
-                for name, settings in sides(self.contenders).items():  # as --config and --preset take it
-                    best = settings[0]
-                    best.config.write(self.folder / f"tuned-{name}.toml", workers=best.workers)
-            self._do(self.pilots(), "pilot")
-            for line in leave_out(self.contenders, self.record, self.rivalry) if self.rivalry else ():
-                self.console.print(line)
-            self.record.save()
-            contenders = taken(self.contenders, self.record)
-            for number, runs in enumerate(self._rounds(contenders), 1):
-                self._do(runs)
-                if number == min(LOOKS[0], self.repeats):
-                    self._do(self._trainings(contenders, range(1, self.trainings + 1)))
-                is_asked = number in LOOKS and (until_sure or self.spare_training)
-                if is_asked and self._is_settled(margins) and until_sure and number < self.repeats:
-                    self.console.print(f"the answer is known after {number} repeats")
-                    break
-        return list(self.failed)
+        with shown as self._bar, sigterm_unwinds(), self._resources:
+            self._task = self._bar and self._bar.add_task("", total=None)
+            if self.search:
+                self._run_search(self.search)
+            self._run_repeats(margins, until_sure)
+        return list(self.progress.failed)
 
-    def _is_settled(self, margins: Margins) -> bool:
-        """Whether all answers are known; after a second training where one hangs on that."""
-        answers = reach_answers(self.folder, margins)
-        if self.spare_training and any(answer.hangs_on_training for answer in answers):
-            spare = self.spare_trainings()
-            self.spare_training, self.trainings = False, self.trainings + 1
-            self.console.print("what is faster is not shown to learn as much by one training: another follows")
-            self._do(spare)
-            answers = reach_answers(self.folder, margins)
-        return bool(answers) and all(answer.is_known for answer in answers)
+    def _run_search(self, search: Search) -> None:
+        """Does the search, and after a long one writes each side's best options."""
+        for line in search.run(self.contenders, self.state, self._do):
+            self.console.print(line)
+        if search.seconds:
+            self._write_best()
 
-    def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
-        return in_rounds([run.sprint(self.sprint_s) if self.sprint_s else run for run in contenders], self.repeats)
+    def _write_best(self) -> None:
+        """Writes the options of each side's fastest setting, for --config and --preset."""
+        repeated = contenders_to_repeat(self.contenders, self.state)
+        for name, settings in sides(repeated).items():
+            best = max(settings, key=self.state.speed)
+            best.config.write(self.folder / f"tuned-{name}.toml", workers=best.workers)
 
-    def _trainings(self, contenders: Sequence[Planned], numbers: Sequence[int]) -> list[Planned]:
-        chosen = trainings(contenders, self.record, {*self.kept, *self.made}) if numbers else []
-        return [run.as_repeat(number) for number in numbers for run in chosen]
+    def _run_repeats(self, margins: Margins, until_sure: bool) -> None:
+        """Does the repeats and, after as many as an answer needs, the whole runs."""
+        contenders = contenders_to_repeat(self.contenders, self.state)
+        for number, runs in enumerate(self._rounds(contenders), 1):
+            self._do_undisturbed(runs, most=len(contenders) * self.repeats)
+            if number == min(LOOKS[0], self.repeats):
+                self._do(self._whole_runs(contenders, range(1, self.number_of_trainings + 1)))
+            is_look = number in LOOKS and (until_sure or self.may_train_again)
+            why_enough = self._look(margins) if is_look else ""
+            if why_enough and until_sure and number < self.repeats:
+                self.console.print(f"{why_enough} after {number} repeats")
+                break
+
+    def _look(self, margins: Margins) -> str:
+        """Looks at the answers so far. If one hangs on a second training, that is done first.
+
+        Returns:
+            Why no more repeats are needed; empty if they are.
+        """
+        answers = reach_answers(self.progress.finished.values(), margins)
+        if self.may_train_again and any(answer.hangs_on_training for answer in answers):
+            self._train_again()
+            answers = reach_answers(self.progress.finished.values(), margins)
+        compared = [answer for answer in answers if answer.compares]
+        if answers and not compared:
+            return "there is nothing to compare"
+        if compared and all(answer.is_known for answer in compared):
+            return "the answer is known"
+        return ""
+
+    def _train_again(self) -> None:
+        """Does one more whole run of each mathematics."""
+        whole_runs = self.possible_whole_runs()
+        self.may_train_again = False
+        self.number_of_trainings += 1
+        self.console.print(
+            "what is faster is not shown to learn as much by one training: another follows"
+        )
+        self._do(whole_runs)
 
     def _do(self, runs: Sequence[Planned], place: str = "runs") -> dict[str, float]:
-        """Do those that are not finished yet; place: the folder's folder that they go to. The samples/s of each
-        contender that was run, 0 where that failed.
+        """Does the runs that are not finished yet.
+
+        Args:
+            runs: the runs.
+            place: where their folders are in the comparison's folder. Elsewhere than in `runs` they
+                are sprints of the search.
+
+        Returns:
+            The samples/s of each contender that was run, 0 if it failed.
         """
-        return {
-            run.contender: self._run_one(run, self.folder / place / run.name) for run in runs
-            if run.contender not in self.failed.values() and (run.name not in self.kept or place != "runs")
-        }  # fmt: skip
+        speeds = {}
+        for run in runs:
+            is_done = place == "runs" and run.name in self.progress.kept
+            if not is_done and self.progress.is_to_start(run):
+                speeds[run.contender] = self._run_one(run, self.folder / place / run.name)
+        return speeds
+
+    # Sprints beside other work
+
+    def _do_undisturbed(self, runs: Sequence[Planned], most: int) -> None:
+        """Does the runs of a repeat. Sprints beside other work of their hosts are done again.
+
+        They are set aside for that alone, whatever their speed.
+
+        Args:
+            runs: the runs.
+            most: how many sprints of the whole comparison are set aside at most. Later sprints
+                count as they are.
+        """
+        self._do(runs)
+        sprints = [run for run in runs if run.config.sprint and run.name in self.progress.made]
+        while True:
+            disturbed = [run for run in sprints if self._other_work(run)]
+            # An earlier call may have had more repeats, and set aside more than `most`.
+            number = max(0, most - len(self.state.disturbed))
+            again = disturbed[:number]
+            if not again or self.progress.shared_reason:
+                return
+            for run in again:
+                self._set_disturbed_aside(run)
+            self.console.print(
+                f"{with_noun(len(again), 'sprint')} beside other work: set aside, and run again"
+            )
+            self._do(again)
+
+    def _other_work(self, run: Planned) -> str:
+        """Returns what else the hosts did while a run sprinted; empty if it does not matter."""
+        finished = self.progress.finished.get(run.name)
+        return "; ".join(beside_others(finished.summary.load)) if finished else ""
+
+    def _set_disturbed_aside(self, run: Planned) -> None:
+        """Moves a sprint out of the runs that count."""
+        number = self.state.note_disturbed(run, self._other_work(run))
+        aside = self.folder / "disturbed" / f"{run.name}-{number}"
+        aside.parent.mkdir(exist_ok=True)
+        (self.folder / "runs" / run.name).rename(aside)
+        self.progress.set_aside(run)
+
+    # Doing one run
 
     def _run_one(self, run: Planned, out: Path) -> float:
-        """Do a run, and tell what came of it: its samples/s, or 0."""
-        if place := set_aside(self.folder, out):
-            self.console.print(f"{run.name}: what an earlier start had left is in {place}")
-        self.made.append(run.name if out.parent.name == "runs" else "")
-        done, lost = {*self.kept, *self.made}, self.failed.values()
-        left = [*self.pilots(), *(other for other in self.runs() if other.name not in done)]
-        left = [other for other in left if other != run and other.contender not in lost]
-        label, began = f"[{len(self.made)}/{len(self.made) + len(left)}] {run.name}", time.monotonic()
-        until, left_s = began + self.record.seconds(run), sum(map(self.record.seconds, left))
-        made = self._finish(run, out, lambda: self._show(label, until, left_s))
-        if isinstance(made, str):
-            self.failed[run.name] = run.contender
-            full = "; the disk is full" if has_full_disk(self.folder) else ""
-            self.console.print(f"{label}: FAILED: {made}{full}")
-            return 0.0
-        took = time.monotonic() - began
-        self.record.finished(run, made.summary.samples_per_s or 0.0, took)
-        words = f"; about {in_minutes(sum(map(self.record.seconds, left)))} left" if left else ""
-        self.console.print(f"{label}: {_result(made)}, {took:.0f} s in all{words}")
-        return made.summary.samples_per_s or 0.0
+        """Does a run, and tells what came of it.
 
-    def _show(self, label: str, until: float, left_s: float) -> None:
-        """Show how far the comparison is: this run until about then, and others after it."""
-        if self.progress:
-            left, spent = left_s + max(0.0, until - time.monotonic()), time.monotonic() - self.began
-            self.progress.update(self.task, description=label, total=round(spent + left), completed=round(spent))
+        Returns:
+            Its samples/s, or 0 if it failed.
+        """
+        unfinished = set_aside(self.folder, out)
+        if unfinished:
+            self.console.print(f"{run.name}: what an earlier start had left is in {unfinished}")
+        is_of_search = out.parent.name != "runs"
+        if is_of_search:
+            self.progress.start_sprint(run)
+        else:
+            self.progress.start(run)
+        left = self._left()
+        left_s = total_seconds(left, self.state)
+        number = self.progress.started
+        label = f"[{number}/{number + len(left)}] {run.name}"
+        began = time.monotonic()
+        expected_end = began + expected_seconds(run, self.state)
+        finished = self._finish(run, out, lambda: self._show(label, expected_end, left_s))
+        if isinstance(finished, str):
+            self._tell_failure(run, label, finished)
+            return 0.0
+        took_s = time.monotonic() - began
+        summary = finished.summary
+        speed = summary.samples_per_s or 0.0
+        if is_of_search:
+            self.state.note_sprint(run, speed, summary.wall_s or 0.0)
+        else:
+            self.progress.finished[run.name] = finished
+        self.state.note_finished(run, speed, took_s)
+        rest = f"; about {in_minutes(total_seconds(left, self.state))} left" if left else ""
+        self.console.print(f"{label}: {_result(finished)}, {took_s:.0f} s in all{rest}")
+        return speed
+
+    def _tell_failure(self, run: Planned, label: str, reason: str) -> None:
+        """Tells and notes that a run failed. A setting that nobody asked for is left out."""
+        if run.is_extra:
+            self.state.leave_out(run, f"it failed: {reason}")
+            self.console.print(f"{label}: left out, it failed: {reason}")
+            return
+        self.progress.fail(run, reason, has_worked=bool(self.state.contenders))
+        full = "; the disk is full" if has_full_disk(self.folder) else ""
+        self.console.print(f"{label}: FAILED: {reason}{full}")
+
+    def _show(self, label: str, expected_end: float, left_s: float) -> None:
+        """Shows how far the comparison is.
+
+        Args:
+            label: names the current run.
+            expected_end: when the current run ends, by time.monotonic.
+            left_s: how long the runs after it take.
+        """
+        if not self._bar:
+            return
+        now = time.monotonic()
+        spent_s = now - self._began
+        total_s = spent_s + max(0.0, expected_end - now) + left_s
+        self._bar.update(
+            self._task, description=label, total=round(total_s), completed=round(spent_s)
+        )
 
     def _finish(self, run: Planned, out: Path, show: Callable[[], None]) -> Run | str:
-        """Do a run to its end; what it left, or the reason if it failed. `show` is called all the while.
+        """Does a run to its end.
+
+        Args:
+            run: the run.
+            out: its folder.
+            show: is called all the while.
+
+        Returns:
+            The finished run, or the reason if it failed.
 
         Raises:
             UsageError: not even the first run can be started as asked.
         """
-        out, log = out.absolute(), self.folder / "logs" / f"{run.name}.log"
+        out = out.absolute()
+        log = self.folder / "logs" / f"{run.name}.log"
         summary = out / "summary.json"
-        measure = run.config.repeat == 1 or not run.config.sprint  # the network, which takes some seconds
+        # Measuring the network takes some seconds.
+        measure = run.config.repeat == 1 or not run.config.sprint
         try:
             command = prepare(
-                run.launcher, run.config, run.workers, run.hosts, out, measure=measure, secrets=self.secrets
+                run.launcher,
+                run.config,
+                run.workers,
+                run.hosts,
+                out,
+                measure=measure,
+                secrets=self.secrets,
+                fork_server=self._fork_server_for(run),
             )
-        except UsageError as error:  # a host is down that was up
-            if len(self.made) == 1 and not self.kept:
+        except UsageError as error:
+            if self.progress.started == 1 and not self.progress.kept:
                 raise
+            # A host is down that was up.
             return str(error)
         with launched_job(command, log) as job:
             is_late = ends_late(summary)
@@ -201,16 +391,39 @@ class Comparison:
             code = job.returncode or 0
         if code or not summary.is_file():
             return failure_reason(log, code)
-        made = load_run(out)
-        return f"{made.problem}: the report leaves it out" if made.problem else made
+        finished = load_run(out)
+        if finished.problem:
+            return f"{finished.problem}: the report leaves it out"
+        return finished
+
+    def _fork_server_for(self, run: Planned) -> str:
+        """Returns the socket of the process that the run's ranks are forked from, or empty.
+
+        The process is started for the first run that can use it, and serves the later ones.
+        """
+        if not can_be_forked(run.launcher, run.config):
+            return ""
+        if self._fork_server is None:
+            server = fork_server(self.folder / "logs" / "fork_server.log")
+            self._fork_server = self._resources.enter_context(server)
+        return self._fork_server
 
 
-def _result(made: Run) -> str:
-    summary, learned = made.summary, ""
-    if summary.val_loss is not None:
-        accuracy = f", validation accuracy {summary.val_accuracy:.4f}"
-        learned = accuracy if math.isfinite(summary.val_loss) else f", DIVERGED: validation loss {summary.val_loss}"
-    others = beside_others(summary.load)
-    more = f", and {with_noun(len(others) - 1, 'more host')} so" if len(others) > 1 else ""
-    foreign = f", beside other work: {others[0]}{more}" if others else ""
-    return f"{summary.samples_per_s:.0f} samples/s{learned}{foreign}"
+def _result(run: Run) -> str:
+    """Returns what came of a run, in words."""
+    summary = run.summary
+    words = f"{summary.samples_per_s:.0f} samples/s"
+    if summary.val_loss is not None and summary.val_accuracy is None:
+        words += f", loss {summary.val_loss:.4g}"
+    elif summary.val_accuracy is not None and summary.val_loss is None:
+        words += f", accuracy {summary.val_accuracy:.4f}"
+    elif summary.val_loss is not None and math.isfinite(summary.val_loss):
+        words += f", validation accuracy {summary.val_accuracy:.4f}"
+    elif summary.val_loss is not None:
+        words += f", DIVERGED: validation loss {summary.val_loss}"
+    disturbances = beside_others(summary.load)
+    if disturbances:
+        words += f", beside other work: {disturbances[0]}"
+    if len(disturbances) > 1:
+        words += f", and {with_noun(len(disturbances) - 1, 'more host')} so"
+    return words

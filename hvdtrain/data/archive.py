@@ -1,4 +1,7 @@
-"""Reads files out of a folder, a zip or a tar (a tar of tars too) without extracting it. Archives are not trusted."""
+"""Trees of files: a folder, a zip or a tar (a tar of tars too), read without extracting it.
+
+Archives are not trusted.
+"""
 
 import hashlib
 import io
@@ -10,53 +13,71 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.base.formatting import printable
 from hvdtrain.data import image
+from hvdtrain.data.names import is_passed_over
 from hvdtrain.data.storage import on_all_cores
-from hvdtrain.errors import Failure, UsageError
-from hvdtrain.formatting import printable
 
 MAX_MEMBERS = 5_000_000
 MAX_HASHED_BYTES = 4 * 2**30  # the fingerprint of a larger tree covers names and sizes only
-MAX_EXPANSION = 200  # unpacked bytes to packed bytes: images are compressed already
+# Unpacked bytes to packed bytes, at most. Images are compressed already.
+MAX_EXPANSION = 200
 _TOO_LARGE = f"more than {MAX_EXPANSION} times its size, unpacked"
 
-MAX_HEADER_BYTES = 2**16  # of a tar's header that says more of the next member: a long name, or its times
-SAYS_MORE = (
-    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK,
-)  # fmt: skip
+# Bytes of an extended header in a tar, which has the next member's long name or times.
+MAX_HEADER_BYTES = 2**16
+EXTENDED_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 MAX_NAME = 4096  # characters of a path
+UTF8_NAMES = 0x800  # the flag of a zip's member whose name is UTF-8
+OF_WINDOWS = 0  # the system of a zip's member that was packed on Windows
 
 DAMAGED = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError,
-    RuntimeError,  # an encrypted zip, or tarfile's recursion in headers that say more of headers that say more
-)  # fmt: skip
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    ValueError,
+    # An encrypted zip, or tarfile's recursion in extended headers of extended headers.
+    RuntimeError,
+)
 
 
 class _NotRead(Exception):
-    """An archive holds this, which only a malicious one does."""
+    """An archive has content that only a malicious archive has."""
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. tarfile reads headers that say more, long names for one, as long as they claim to be and all
-    at once: a compressed megabyte can be a gigabyte of them.
+    """A member's header, with limits.
+
+    tarfile reads an extended header as a whole, at the length that it claims: a compressed megabyte
+    can be a gigabyte of it.
     """
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> "_Header":
         header = super().frombuf(buf, encoding, errors)
-        if header.type in SAYS_MORE and header.size > MAX_HEADER_BYTES:
+        if header.type in EXTENDED_HEADERS and header.size > MAX_HEADER_BYTES:
             raise _NotRead(f"a header of {header.size:,} bytes, more than {MAX_HEADER_BYTES:,}")
         if header.type == tarfile.GNUTYPE_SPARSE:
             raise _NotRead("a sparse file")
         return header
 
     def _proc_gnusparse_10(self, *_: Any) -> None:
-        """The map of a sparse file in PAX format, which is as long as it claims to be, too."""
+        """Refuses a sparse file in PAX format, whose map can be of any length, too."""
         raise _NotRead("a sparse file")
 
 
@@ -65,12 +86,13 @@ class Member:
     """A regular file of a tree.
 
     Attributes:
-        name: its path within the tree, with /.
-        size: bytes.
-        offset: where it begins in the archive; reading members in this order is fastest.
-        path: the file itself, where the tree is a folder.
-        handle: the archive library's object for it.
-        is_sequential: whether the archive can be read quickly in its order only: a compressed tar.
+        name: The path within the tree, with /.
+        size: Bytes of the file.
+        offset: Where the file begins in the archive. Reading members in this order is fastest.
+        tree: The tree.
+        path: The path on this host, where the tree is a folder.
+        handle: The archive library's object for the file.
+        is_sequential: Whether members can be read quickly in order only, as in a compressed tar.
     """
 
     name: str
@@ -82,8 +104,12 @@ class Member:
     is_sequential: bool = False
 
     def read_bytes(self) -> bytes:
-        """Its contents; see Tree.read."""
+        """Returns the contents; see Tree.read."""
         return self.tree.read(self)
+
+    def read_start(self, number: int) -> bytes:
+        """Returns the first bytes; see Tree.read_start."""
+        return self.tree.read_start(self, number)
 
     def __str__(self) -> str:
         return printable(self.name)
@@ -93,13 +119,15 @@ class Tree:
     """The files of a folder or an archive.
 
     Attributes:
-        members: its regular files, in the order of `offset`.
-        passed_over: of a folder, what is no member: hidden files and folders, links that lead nowhere, and devices.
-        fingerprint: a hash of all names and sizes, and of the contents up to MAX_HASHED_BYTES; 64 hex digits.
+        members: The regular files, in the order of `offset`.
+        passed_over: The paths that are no members: hidden files and folders, and those that systems
+            leave; in a folder also links that lead nowhere, and devices.
+        fingerprint: A hash of all names and sizes, in 64 hex digits; also of the contents, if they
+            have at most MAX_HASHED_BYTES.
 
     Raises:
-        UsageError: there is no folder or archive at the path.
-        Failure: the archive is damaged, or holds what only a malicious one does.
+        UsageError: There is no folder or archive at the path.
+        Failure: The archive is damaged, or has content that only a malicious archive has.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,10 +140,15 @@ class Tree:
                 self.members = self._folder_members()
             else:
                 self._archive = _open(path)
-                weakref.finalize(self, self._archive.close)  # members refer to the tree, which keeps the archive open
-                self._most_unpacked = MAX_EXPANSION * path.stat().st_size + tarfile.RECORDSIZE  # which an empty tar has
-                is_zip = isinstance(self._archive, zipfile.ZipFile)
-                self.members = self._check_limits(self._zip_members() if is_zip else self._tar_members(self._archive))
+                # The archive stays open as long as a member refers to the tree.
+                weakref.finalize(self, self._archive.close)
+                # Even an empty tar unpacks to a record.
+                self._most_unpacked = MAX_EXPANSION * path.stat().st_size + tarfile.RECORDSIZE
+                if isinstance(self._archive, zipfile.ZipFile):
+                    members = self._zip_members()
+                else:
+                    members = self._tar_members(self._archive)
+                self.members = self._check_limits(members)
             for member in self.members:
                 fingerprint.update(f"{member.name}\0{member.size}\n".encode(errors="replace"))
             files = [member.path or path for member in self.members] if path.is_dir() else [path]
@@ -126,29 +159,38 @@ class Tree:
 
     @contextmanager
     def _errors_as_failures(self, at: str = "") -> Iterator[None]:
+        """Turns errors of the system and of archive libraries into a Failure of one line."""
         try:
             yield
         except OSError as error:
-            raise Failure(f"cannot read '{error.filename or self.path}': {error.strerror or error}") from None
+            raise Failure(
+                f"cannot read '{error.filename or self.path}': {error.strerror or error}"
+            ) from None
         except _NotRead as error:
             raise Failure(f"'{self.path}' holds {error}: not read") from None
         except DAMAGED as error:
             raise Failure(f"'{self.path}' is damaged{at}: {error}") from None
 
     def read(self, member: Member) -> bytes:
-        """A member's contents. Several threads may call this at the same time, unless it is sequential.
+        """Returns a member's contents.
+
+        Several threads may call this at the same time, unless the member is sequential.
 
         Raises:
-            Failure: it cannot be read, is not as long as the archive says, or is too large.
+            Failure: The member cannot be read, has another length than the archive says, or more
+                bytes than an image may have.
         """
         if member.size > image.MAX_BYTES:
-            raise Failure(f"'{self.path}': {member.name} has {member.size:,} bytes, too many for an image")
+            raise Failure(
+                f"'{self.path}': {member.name} has {member.size:,} bytes, too many for an image"
+            )
         with self._errors_as_failures(f" at {member.name}"):
             if member.path:
                 return member.path.read_bytes()
             if isinstance(self._archive, zipfile.ZipFile):
                 with self._archive.open(member.handle) as file:
-                    content = file.read(member.size + 1)  # not all: it may unpack to more than it says
+                    # Not all of it: it may unpack to more than the archive says.
+                    content = file.read(member.size + 1)
             elif member.is_sequential:
                 content = self._archive.extractfile(member.handle).read()
             else:
@@ -157,23 +199,57 @@ class Tree:
             raise Failure(f"'{self.path}' is cut off: {member.name} is not whole")
         return content
 
+    def read_start(self, member: Member, number: int) -> bytes:
+        """Returns the first bytes of a member that is not sequential.
+
+        Raises:
+            Failure: The member cannot be read.
+        """
+        with self._errors_as_failures(f" at {member.name}"):
+            if member.path:
+                with member.path.open("rb") as file:
+                    return file.read(number)
+            if isinstance(self._archive, zipfile.ZipFile):
+                with self._archive.open(member.handle) as packed:
+                    return packed.read(number)
+            descriptor = self._archive.fileobj.fileno()
+            return os.pread(descriptor, min(number, member.size), member.offset)
+
     def find(self, name: str) -> Member | None:
-        """The first member of this file name, in any folder."""
-        return next((member for member in self.members if member.name.split("/")[-1] == name), None)
+        """Returns the first member with this file name, in any folder."""
+        for member in self.members:
+            if member.name.split("/")[-1] == name:
+                return member
+        return None
 
     def members_of_tar(self, member: Member) -> list[Member]:
-        """The files in a tar that is a member of this uncompressed tar; only headers are read."""
+        """Lists the files in a tar that is a member of this uncompressed tar.
+
+        Only headers are read.
+
+        Raises:
+            Failure: The inner tar is damaged, cut off or empty, or exceeds a limit.
+        """
         end = member.offset + member.size
-        with self._errors_as_failures(f" at {member.name}"), self.path.open("rb", buffering=0) as file:
+        with (
+            self._errors_as_failures(f" at {member.name}"),
+            self.path.open("rb", buffering=0) as file,
+        ):
             file.seek(member.offset)
-            inner = self._check_limits(self._tar_members(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)))
-            within = [one for one in inner if one.handle.offset < end]  # after one without an end come others
+            archive = tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)
+            inner = self._check_limits(self._tar_members(archive))
+            # After an inner tar without an end, tarfile goes on with the members that follow it.
+            within = [each for each in inner if each.handle.offset < end]
             if not within or within[-1].offset + within[-1].size > end:
                 raise EOFError("it holds no files, or is cut off")
             return within
 
     def _check_limits(self, members: Iterable[Member]) -> list[Member]:
-        """The members, by offset. _NotRead as soon as they are too many, or too large for their archive."""
+        """Returns the members, sorted by offset.
+
+        Raises:
+            _NotRead: They are too many, or unpack to too many bytes. No more are listed then.
+        """
         listed: list[Member] = []
         total = 0
         for member in members:
@@ -186,50 +262,69 @@ class Tree:
         return sorted(listed, key=lambda member: member.offset)
 
     def _folder_members(self) -> list[Member]:
+        """Lists a folder's members; adds the other paths to `passed_over`."""
         members: list[Member] = []
         for root, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
-            if any(Path(root).samefile(above) for above in Path(root).parents if self.path in (above, *above.parents)):
+            folder = Path(root)
+            parents = [each for each in folder.parents if each.is_relative_to(self.path)]
+            if any(folder.samefile(parent) for parent in parents):
                 raise Failure(f"'{root}' is a link to a folder that it is in")
-            hidden = [name for name in folders if name.startswith(".")]
+            hidden = [name for name in folders if is_passed_over(name)]
             folders[:] = sorted(set(folders) - set(hidden))
             for name in sorted([*names, *hidden]):
-                path = Path(root, name)
+                path = folder / name
                 relative = path.relative_to(self.path).as_posix()
-                if name.startswith(".") or not path.is_file():
+                if is_passed_over(name) or not path.is_file():
                     self.passed_over.append(relative)
                 else:
                     members.append(Member(relative, path.stat().st_size, len(members), self, path))
         return members
 
     def _zip_members(self) -> Iterator[Member]:
+        """Yields a zip's members. Raises _NotRead for content that only malicious zips have."""
         for info in self._archive.infolist():
-            name = _checked(info.filename)
+            name = _checked(_zip_name(info))
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _NotRead(f"{info.filename!a}, a link or a device")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # which unpack without limit
-                raise _NotRead(f"{info.filename!a}, not packed by deflate (unpack it, and give the folder)")
-            if name and not info.is_dir():
+            # Other methods than these two unpack without limit.
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise _NotRead(
+                    f"{info.filename!a}, not packed by deflate (unpack it, and give the folder)"
+                )
+            is_folder = info.is_dir() or name.endswith("/")
+            if not is_folder and self._is_used(name):
                 yield Member(name, info.file_size, info.header_offset, self, None, info)
 
     def _tar_members(self, archive: Any) -> Iterator[Member]:
+        """Yields a tar's members. Raises _NotRead for content that only malicious tars have."""
         is_compressed = not isinstance(archive.fileobj, io.BufferedReader | io.FileIO)
         if is_compressed:
             archive.fileobj = _Decompressed(archive.fileobj, self._most_unpacked)
         for number, info in enumerate(iter(archive.next, None)):
-            archive.members.clear()  # each header is forgotten as soon as it was looked at
+            # tarfile keeps all headers. Here each is dropped once it has been checked.
+            archive.members.clear()
             info.pax_headers = {}
             if number == MAX_MEMBERS:
                 raise _NotRead(f"more than {MAX_MEMBERS:,} files and folders")
             name = _checked(info.name)
             if not info.isfile() and not info.isdir():
                 raise _NotRead(f"{info.name!a}, a link or a device")
-            if name and info.isfile():
+            if info.isfile() and self._is_used(name):
                 yield Member(name, info.size, info.offset_data, self, None, info, is_compressed)
+        # At the end of the stream the decompressor verifies its checksum.
         while is_compressed and archive.fileobj.read(2**20):
-            pass  # reading to the end has the decompressor verify its checksum
+            pass
+
+    def _is_used(self, name: str) -> bool:
+        """Returns whether a file of an archive is a member; adds the others to `passed_over`."""
+        if not name or any(map(is_passed_over, name.split("/"))):
+            self.passed_over.append(name)
+            return False
+        return True
 
 
 def _open(path: Path) -> zipfile.ZipFile | tarfile.TarFile:
+    """Opens an archive. Raises UsageError if there is none."""
     if not path.exists():
         raise UsageError(f"there is no file or folder '{path}'")
     if zipfile.is_zipfile(path):
@@ -237,26 +332,41 @@ def _open(path: Path) -> zipfile.ZipFile | tarfile.TarFile:
     try:
         return tarfile.open(path, tarinfo=_Header)
     except tarfile.ReadError:
-        raise UsageError(f"'{path}' is neither a folder nor a zip or tar archive, or it is damaged") from None
+        raise UsageError(
+            f"'{path}' is neither a folder nor a zip or tar archive, or it is damaged"
+        ) from None
 
 
 def _checked(name: str) -> str:
-    """A member's name; empty for a hidden file, one in a hidden folder, and what macOS adds to archives.
+    """Returns a member's name without a leading `./`.
 
-    _NotRead for a name that would lead out of the folder into which an archive is unpacked.
+    Raises:
+        _NotRead: The name would lead out of the folder into which an archive is unpacked.
     """
     if len(name) > MAX_NAME:
         raise _NotRead(f"a name of {len(name):,} characters")
     parts = name.replace("\\", "/").split("/")
     if parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name:
         raise _NotRead(f"{name!a}, which leads out of the archive")
-    name = name.removeprefix("./")
-    is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
-    return "" if is_hidden else name
+    return name.removeprefix("./")
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    """Returns the name of a zip's member.
+
+    Where the zip does not say that names are UTF-8, they are in a code page of DOS. But macOS writes
+    UTF-8 without saying so. Text in that code page hardly ever is valid UTF-8. PowerShell 5 writes
+    backslashes between folders.
+    """
+    name = info.filename
+    if not info.flag_bits & UTF8_NAMES:
+        with suppress(UnicodeError):
+            name = name.encode("cp437").decode()
+    return name.replace("\\", "/") if info.create_system == OF_WINDOWS else name
 
 
 def file_digest(path: Path) -> bytes:
-    """The SHA-256 of a file."""
+    """Returns the SHA-256 of a file, 32 bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -266,14 +376,22 @@ def _raise(error: OSError) -> None:
 
 
 class _Decompressed:
-    """What a compressed tar holds, members or not. _NotRead where that is more than `most` bytes."""
+    """The unpacked bytes of a compressed tar, up to a limit.
+
+    Args:
+        file: The file object that decompresses.
+        most: The number of bytes beyond which reading raises _NotRead.
+    """
 
     def __init__(self, file: Any, most: int) -> None:
-        self.file, self.most = file, most
-        self.tell, self.seekable, self.close = file.tell, file.seekable, file.close
+        self.file = file
+        self.most = most
+        self.tell = file.tell
+        self.seekable = file.seekable
+        self.close = file.close
 
     def seek(self, position: int) -> int:
-        if position > self.most:  # what lies before it would be decompressed
+        if position > self.most:  # seeking decompresses all bytes before the position
             raise _NotRead(_TOO_LARGE)
         return self.file.seek(position)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from hvdtrain.config import recipes
-from hvdtrain.config.option_types import Folder, Real
+from hvdtrain.base.config import recipes
+from hvdtrain.base.config.option_types import Folder, Real
+from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.base.system.own_code import is_code
 from hvdtrain.data.build import build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, ImageFolder, read_manifest, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
-from hvdtrain.errors import Failure, UsageError
-from hvdtrain.system.own_code import is_code
 
 PATH = click.Path(path_type=Path, resolve_path=True)
 
@@ -22,15 +22,16 @@ PATH = click.Path(path_type=Path, resolve_path=True)
 def data() -> None:
     """Build and inspect image folders.
 
-    hvdtrain trains on folders of this shape, as they are; the parts may be called as datasets/README.md lists:
+    hvdtrain trains on folders of this shape, as they are; the parts may be called as
+    datasets/README.md lists:
 
     \b
       FOLDER/train/<class>/<image>.png   (or jpg, jpeg, bmp, webp)
-      FOLDER/val/<class>/<image>.png     (the same classes)
+      FOLDER/val/<class>/<image>.png     (no other classes)
 
-    `hvdtrain data build folder --source DIR --out FOLDER` makes one of images that are in a folder for each class.
-    `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data set, which is built on first use
-    and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
+    `hvdtrain data build folder --source DIR --out FOLDER` makes one of images that are in a folder
+    for each class. `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data
+    set, which is built on first use and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
     """
 
 
@@ -39,14 +40,15 @@ def list_() -> None:
     """List the built-in data sets: what `--dataset` and `hvdtrain data build` take by name."""
     from rich.table import Table
 
-    from hvdtrain.console import Console
+    from hvdtrain.base.console import Console
     from hvdtrain.data import synthetic
 
     table = Table("name", "what", "images", "licence", box=None, pad_edge=False)
     for name in recipes.names("datasets"):
         recipe = Recipe.load(name)
         table.add_row(name, recipe.title, recipe.size, recipe.licence)
-    images, side = synthetic.TRAIN + synthetic.VALIDATION, synthetic.SIDE
+    images = synthetic.TRAIN + synthetic.VALIDATION
+    side = synthetic.SIDE
     size = f"{images:,} of {side}x{side}, {synthetic.CLASSES:,} classes"
     table.add_row(synthetic.NAME, "Noise, to time training alone", size, "")
     Console().print(table)
@@ -54,65 +56,112 @@ def list_() -> None:
 
 @data.command("build", short_help="Build a data set into a folder.")
 @click.argument("name")
-@click.option("--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes.")
-@click.option("--archive", type=PATH, metavar="FILE", help="Take the images from this archive.")
-@click.option("--source", type=PATH, metavar="FOLDER", help="Take the images from this folder.")
+@click.option(
+    "--out", required=True, type=Folder(path_type=Path), metavar="FOLDER", help="Where it goes."
+)
+@click.option("--archive", type=PATH, metavar="FILE", help="Take the images from this zip or tar.")
+@click.option(
+    "--source", type=PATH, metavar="FOLDER", help="Take the images from this folder, zip or tar."
+)
 @click.option("--force", is_flag=True, help="Replace what an earlier build put in FOLDER.")
 @click.option(
-    "--validation", type=Real(0, 0.9, min_open=True), metavar="SHARE",
-    help="folder: share of each class's images that goes to ValidationData.  [default: 0.2]",
-)  # fmt: skip
-@click.option("--skip-bad", is_flag=True, default=None, help="folder: leave out images that cannot be decoded.")
+    "--validation",
+    type=Real(0, 0.9, min_open=True),
+    metavar="SHARE",
+    help="folder, digits: share of each class's images that goes to ValidationData.  [default: 0.2]",
+)
+@click.option(
+    "--skip-bad",
+    is_flag=True,
+    default=None,
+    help="folder: leave out images that cannot be decoded.",
+)
 @click.option("--licence", help="folder: what may be done with the images; stands in dataset.toml.")
-@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn: classes, split, and generated images.")
 @click.option(
-    "--classes", metavar="WORDS",
-    help="imagenet-slice: wnids or names of classes, by commas. coil100: `edible-toy-other` or `objects`.",
-)  # fmt: skip
-@click.option("--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed.")
-@click.option("--train-per-class", type=click.IntRange(1), help="Keep at most so many training images of a class.")
-@click.option("--val-per-class", type=click.IntRange(1), help="Keep at most so many validation images of a class.")
-@click.option("--test-fraction", type=Real(0, 0.9), help="imagenet: share of the training images held out in TestData.")
+    "--seed",
+    type=click.IntRange(0),
+    help="Decides what is drawn: classes, split, and generated images.",
+)
 @click.option(
-    "--resize", type=click.IntRange(0), metavar="PIXELS",
+    "--classes",
+    metavar="WORDS",
+    help="imagenet-slice: wnids or names of classes, by commas. "
+    "coil100: `edible-toy-other` or `objects`.",
+)
+@click.option(
+    "--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed."
+)
+@click.option(
+    "--train-per-class",
+    type=click.IntRange(1),
+    help="Keep at most so many training images of a class.",
+)
+@click.option(
+    "--val-per-class",
+    type=click.IntRange(1),
+    help="Keep at most so many validation images of a class.",
+)
+@click.option(
+    "--test-fraction",
+    type=Real(0, 0.9),
+    help="imagenet: share of the training images held out in TestData.",
+)
+@click.option(
+    "--resize",
+    type=click.IntRange(0),
+    metavar="PIXELS",
     help="imagenet, folder: shrink the shorter side to this; 0 does not.",
-)  # fmt: skip
+)
 @click.option(
-    "--link", type=click.Choice(["copy", "hard", "symlink"]),
+    "--link",
+    type=click.Choice(["copy", "hard", "symlink"]),
     help="Link to the images of --source instead of copying them.",
-)  # fmt: skip
+)
 @click.option(
-    "--split", type=click.Choice(SPLIT_METHODS),
-    help="coil100, turntable: what is held out for validation. `random` views have near duplicates, a few degrees "
-    "away, among the training images, so accuracy on them flatters; `by-angle` holds out an arc of views, `by-object` "
-    "whole objects.",
-)  # fmt: skip
-@click.option("--objects", type=click.IntRange(2), help="turntable: objects, one class each.  [default: 20]")
-@click.option("--views", type=click.IntRange(2, 360), help="turntable: views of each object.  [default: 72]")
-def build_(name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any) -> None:
+    "--split",
+    type=click.Choice(SPLIT_METHODS),
+    help="coil100, turntable: what is held out for validation. `random` views have near "
+    "duplicates, a few degrees away, among the training images, so accuracy on them flatters; "
+    "`by-angle` holds out an arc of views, `by-object` whole objects.",
+)
+@click.option(
+    "--objects", type=click.IntRange(2), help="turntable: objects, one class each.  [default: 20]"
+)
+@click.option(
+    "--views", type=click.IntRange(2, 360), help="turntable: views of each object.  [default: 72]"
+)
+def build_(
+    name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any
+) -> None:
     """Build the data set NAME into a folder.
 
     \b
-      hvdtrain data build folder --source PHOTOS --out mine  (your images, in a folder for each class)
+      hvdtrain data build folder --source PHOTOS --out mine  (your images, in class folders)
       hvdtrain data build digits --out digits
       hvdtrain data build coil100 --out coil                 (downloads 131 MB)
       hvdtrain data build coil100 --archive coil-100.zip --split by-object --out coil
-      hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 --resize 256 --out slice
-      hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar --classes goldfish,n02102040 --out two
+      hvdtrain data build imagenet-slice --source imagenet100 --num-classes 20 \\
+          --resize 256 --out slice
+      hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar \\
+          --classes goldfish,n02102040 --out two
 
-    folder takes your images, in a folder for each class, decodes each, and says what it leaves out.
-    imagenet-slice takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
-    folders. The folder appears complete or not at all, and what it holds already is not built twice. Its dataset.toml
-    says where the images come from, under which licence, and how they were chosen and split. Equal inputs give equal
-    bytes.
+    `folder` takes your images, in a folder for each class, decodes each, and names those that it
+    leaves out; also of a zip or tar, which is not unpacked. It reads Tiny ImageNet, and Kaggle's
+    table of ImageNet's validation images. `imagenet-slice` takes ILSVRC2012's tars, an extracted tree, Kaggle's trees,
+    Imagenette, or any folder of class folders. The folder appears complete or not at all; if it has
+    the same data set already, nothing is built. Its dataset.toml has the origin and the licence of
+    the images, and how they were chosen and split. Equal inputs give equal bytes.
     """
     if archive and source:
         raise UsageError("--archive and --source exclude each other: give one")
     given = {option: value for option, value in options.items() if value is not None}
-    from hvdtrain.console import count_bar
+    from hvdtrain.base.console import count_bar
 
     with count_bar(name) as progress:
-        folder = scan(build(name, out, force=force, progress=progress, images_from=archive or source, **given))
+        built = build(
+            name, out, force=force, progress=progress, images_from=archive or source, **given
+        )
+    folder = scan(built)
     held_out = f", {len(folder.test):,} in {TEST}" if folder.test else ""
     click.echo(
         f"{out}: {len(folder.classes)} classes, {len(folder.train):,} images in {TRAIN}, "
@@ -122,32 +171,49 @@ def build_(name: str, out: Path, archive: Path | None, source: Path | None, forc
         click.echo(line)
 
 
-def _images(dataset: str) -> ImageFolder:
-    """A data set of images, by its name, folder or URL."""
+LABEL = click.option(
+    "--label", default="", metavar="COLUMN", help="Parquet files: the column of classes."
+)
+HELD_OUT = click.option(
+    "--validation",
+    type=Real(0, 0.9),
+    default=0.0,
+    metavar="SHARE",
+    help="Parquet files: share of each class's training images to validate on, where there is no "
+    "part for that.",
+)
+
+
+def _images(dataset: str, label: str, validation: float) -> ImageFolder:
+    """Lists a data set of images by its name, folder or URL. Raises UsageError for own data."""
     from hvdtrain.data.find import find_dataset
 
     if is_code(dataset):
-        raise UsageError(f"{dataset} is your own data, which nobody here knows as images: look at it there")
+        raise UsageError(
+            f"{dataset} is your own data, which nobody here knows as images: look at it there"
+        )
     if Path(dataset).is_dir() and not Path(dataset).is_absolute():
         dataset = f".{os.sep}{dataset}"  # a folder takes precedence over a recipe of the same name
-    return find_dataset(dataset)
+    return find_dataset(dataset, label=label, validation=validation)
 
 
 @data.command("check", short_help="Decode and hash every image.")
 @click.argument("dataset", metavar="FOLDER")
-def check_(dataset: str) -> None:
+@LABEL
+@HELD_OUT
+def check_(dataset: str, label: str, validation: float) -> None:
     """Decode and hash every image of FOLDER (or of a data set's name, or of Parquet files' URL).
 
-    Prints the images of each class, and what lies in the folders and is not used. Exit code 1 where an image cannot be
-    decoded, where the same image is in two parts, or where a folder that `data build` made does not hold what it was
-    built with.
+    Prints the number of images of each class, and the files in the folders that are not used. Exit
+    code 1 if an image cannot be decoded, if the same image is in two parts, or if a folder of `data
+    build` no longer has the images that it was built with.
     """
     from rich.table import Table
 
-    from hvdtrain.console import Console, count_bar
+    from hvdtrain.base.console import Console, count_bar
     from hvdtrain.data.check import check
 
-    images = _images(dataset)
+    images = _images(dataset, label, validation)
     with count_bar("checking") as progress:
         counts, problems, notes = check(images, progress)
     parts = [part for part in PARTS if getattr(images, part)]
@@ -167,9 +233,24 @@ def check_(dataset: str) -> None:
 
 @data.command("show", short_help="Draw a contact sheet.")
 @click.argument("dataset", metavar="FOLDER")
-@click.option("--out", type=click.Path(path_type=Path), default="sheet.png", show_default=True, help="A new PNG file.")
-@click.option("--images", "-k", type=click.IntRange(2, 20), default=8, show_default=True, help="Images of each class.")
-def show_(dataset: str, out: Path, images: int) -> None:
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="sheet.png",
+    show_default=True,
+    help="A new PNG file.",
+)
+@click.option(
+    "--images",
+    "-k",
+    type=click.IntRange(2, 20),
+    default=8,
+    show_default=True,
+    help="Images of each class.",
+)
+@LABEL
+@HELD_OUT
+def show_(dataset: str, out: Path, images: int, label: str, validation: float) -> None:
     """Draw a contact sheet of FOLDER: images of each class, and what `--augment` does to the first.
 
     \b
@@ -177,7 +258,7 @@ def show_(dataset: str, out: Path, images: int) -> None:
     """
     if out.exists() or not out.parent.is_dir():
         raise UsageError(f"--out {out}: name a new file, in a folder that exists")
-    folder = _images(dataset)
+    folder = _images(dataset, label, validation)
     from hvdtrain.data.contact_sheet import draw
 
     draw(folder, images, out)
@@ -187,9 +268,19 @@ def show_(dataset: str, out: Path, images: int) -> None:
 @data.command("pack", short_help="Pack a data set into Parquet files.")
 @click.argument("dataset", metavar="SET")
 @click.argument("url", metavar="FOLDER|URL")
-@click.option("--shard-mb", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of a file, about.")
+@click.option(
+    "--shard-mb",
+    type=click.IntRange(1, 4096),
+    default=128,
+    show_default=True,
+    help="MiB of a file, about.",
+)
 @click.option("--force", is_flag=True, help="Replace what is packed there.")
-def pack_(dataset: str, url: str, shard_mb: int, force: bool) -> None:
+@LABEL
+@HELD_OUT
+def pack_(
+    dataset: str, url: str, shard_mb: int, force: bool, label: str, validation: float
+) -> None:
     """Pack SET, a data set's name, folder or URL, into Parquet files, as Hugging Face writes them.
 
     \b
@@ -197,18 +288,21 @@ def pack_(dataset: str, url: str, shard_mb: int, force: bool) -> None:
       hvdtrain train --dataset s3://bucket/coil
       hvdtrain train --dataset simplecache::s3://bucket/coil    (whole files are kept in your cache)
 
-    They go to a folder, or to any URL that fsspec writes to: s3://… (with s3fs installed), gs://… (gcsfs), hf://…
-    (huggingface_hub), and more. `datasets.load_dataset` and the Hub read them too. A job sees the same samples in the
-    same order as from SET, and a report takes both for the same data set. Images of all classes are mixed;
-    `train --shuffle-block` with the number of images in a row group reads few of these at a time, and gives the same
-    order from SET too.
+    The files go to a folder, or to any URL that fsspec writes to: s3://… (with s3fs installed),
+    gs://… (gcsfs), hf://… (huggingface_hub), and more. `datasets.load_dataset` and the Hub read
+    them too. A job trains on the same samples in the same order as from SET, and a report takes
+    both for the same data set. Images of all classes are mixed. `train --shuffle-block N`, where N
+    is the number of images in a row group, reads few row groups at a time, and gives the same order
+    from SET.
     """
-    from hvdtrain.console import count_bar
+    from hvdtrain.base.console import count_bar
     from hvdtrain.data.packing import pack
 
-    images = _images(dataset)
+    images = _images(dataset, label, validation)
     with count_bar("packing") as progress:
         rows = pack(images, url.rstrip("/"), shard_mb * 2**20, force, progress)
     click.echo(f"{url} holds {dataset}")
     if rows < len(images.train):
-        click.echo(f"{rows} images a row group: `train --shuffle-block {rows}` reads few of them at a time")
+        click.echo(
+            f"{rows} images a row group: `train --shuffle-block {rows}` reads few of them at a time"
+        )

@@ -1,10 +1,12 @@
-"""Draws a contact sheet of a data set: images of each class, and what augmentation does to one of them."""
+"""Contact sheets: images of each class of a data set, and one image with augmentation."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hvdtrain.base.config.writing import replacing
+from hvdtrain.base.formatting import printable
 from hvdtrain.data.augment import KINDS, Augment
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.loader import Loader, labels
@@ -15,10 +17,14 @@ MAX_CLASSES = 20  # rows
 
 
 def draw(data: ImageFolder, images: int, out: Path) -> None:
-    """Write the contact sheet as a PNG: a row for each class, and for each kind of augmentation of the first image.
+    """Writes the contact sheet as a PNG.
+
+    There is a row for each class, and one for each kind of augmentation of the first image.
 
     Args:
-        images: how many of each class, taken evenly from its training images.
+        data: The data set.
+        images: Images of each class, taken evenly from its training images.
+        out: The file to write.
     """
     from matplotlib.figure import Figure
 
@@ -33,16 +39,17 @@ def draw(data: ImageFolder, images: int, out: Path) -> None:
     figure = Figure(figsize=(images + 2, len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), images, squeeze=False)
     for line, (name, pictures) in zip(axes, rows.items(), strict=True):
-        line[0].set_title(name, loc="left", fontsize="small", parse_math=False)
+        line[0].set_title(printable(name), loc="left", fontsize="small", parse_math=False)
         for panel in line:
             panel.set_axis_off()
         for panel, picture in zip(line, pictures, strict=False):
             panel.imshow(picture)
-    figure.savefig(out, dpi=100, format="png")
+    with replacing(out) as file:
+        figure.savefig(file, dpi=100, format="png")
 
 
 def _load(data: ImageFolder, index: int, kind: str, epoch: int) -> Any:
-    """A training image as a uint8 array [SIDE, SIDE, 3]."""
+    """Returns a training image as a uint8 array [SIDE, SIDE, 3]."""
     loader = Loader((data.train[index],), SIDE, 1, Augment(kind, 0))
     [(_, (images, _))] = loader.batches([Share(0, epoch, [0], 1.0, 1)])
     return images[0].permute(1, 2, 0).numpy()

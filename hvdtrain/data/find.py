@@ -1,68 +1,101 @@
-"""Finds the data set that `--dataset` names: a recipe, a folder, Parquet files in a folder or at a URL, or a user's own
-function.
-"""
+"""Resolution of `--dataset`: a recipe, a folder, Parquet files, or a user's own function."""
 
 import os
 from pathlib import Path
 
-from hvdtrain.config import recipes
+from hvdtrain.base.config import recipes
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.config.untrusted import check_not_endless
+from hvdtrain.base.errors import UsageError, unknown
+from hvdtrain.base.system.own_code import is_code
 from hvdtrain.data.bad_images import without_bad
 from hvdtrain.data.build import build, is_built
 from hvdtrain.data.folder import ImageFolder, has_classes, scan
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.storage import cache_root
 from hvdtrain.data.synthetic import NAME, synthetic
-from hvdtrain.errors import UsageError, unknown
-from hvdtrain.system.own_code import is_code
 
 
-def find_dataset(dataset: str, skip_bad: bool = False) -> ImageFolder:
-    """List the images of the data set that `--dataset` names.
+def find_dataset_of(config: RunConfig) -> ImageFolder:
+    """Lists the images of the data set of a configuration; see find_dataset."""
+    return find_dataset(config.dataset, config.skip_bad, config.label, config.validation)
+
+
+def find_dataset(
+    dataset: str, skip_bad: bool = False, label: str = "", validation: float = 0.0
+) -> ImageFolder:
+    """Lists the images of the data set that `--dataset` names.
 
     Args:
-        skip_bad: without a folder's damaged images, which are looked for first.
+        dataset: The value of `--dataset`.
+        skip_bad: Whether a folder's damaged images are found first, and left out.
+        label: The column of classes in Parquet files; empty to find it.
+        validation: The share of training images to validate on, where Parquet files have a training
+            part alone.
 
     Raises:
-        UsageError: there is no such data set.
+        UsageError: There is no such data set, or an option is for another kind.
     """
+    check_not_endless("--dataset", dataset)
+    if is_parquet(dataset):
+        from hvdtrain.data import packed  # imports numpy
+
+        if skip_bad:
+            raise UsageError(
+                "--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with"
+            )
+        place = dataset.rstrip("/") if is_url(dataset) else str(locate_folder(dataset))
+        return packed.read(place, label, validation)
+    if label:
+        raise UsageError(
+            f"--label names a column of Parquet files, and {dataset} has none: classes are folders"
+        )
+    if validation:
+        raise UsageError(
+            f"--validation is for Parquet files, and {dataset} has none: `hvdtrain data build "
+            "folder --source … --validation SHARE --out NEW` splits a folder"
+        )
     if dataset == NAME:
         return synthetic()
-    if is_code(dataset) and not is_url(dataset):
+    if is_code(dataset):
         from hvdtrain.data.own import own_data  # imports torch
 
         return own_data(dataset)
+    images = scan(locate_folder(dataset))
+    return without_bad(images) if skip_bad else images
+
+
+def is_parquet(dataset: str) -> bool:
+    """Returns whether `--dataset` is a URL, or a folder of Parquet files without class folders."""
+    if is_url(dataset):
+        return True
+    if dataset == NAME or is_code(dataset):
+        return False
     from hvdtrain.data import packed  # imports numpy
 
-    place = dataset.rstrip("/")
-    if not is_url(dataset):
-        folder = locate_folder(dataset)
-        if not packed.is_packed(folder) or has_classes(folder):
-            images = scan(folder)
-            return without_bad(images) if skip_bad else images
-        place = str(folder)
-    if skip_bad:
-        raise UsageError("--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with")
-    return packed.read(place)
+    folder = locate_folder(dataset)
+    return packed.is_packed(folder) and not has_classes(folder)
 
 
 def is_name(dataset: str) -> bool:
-    """Whether `--dataset` is a recipe's name, or `synthetic`: not a path, and not a URL."""
+    """Returns whether `--dataset` is a recipe's name or `synthetic`: neither a path nor a URL."""
     return dataset == NAME or dataset in recipes.names("datasets")
 
 
 def is_url(dataset: str) -> bool:
-    """Whether `--dataset` is a URL for fsspec: `s3://…`, `hf://datasets/…`, `simplecache::https://…`."""
+    """Returns whether `--dataset` is a URL for fsspec, such as `s3://…` or `hf://datasets/…`."""
     return "://" in dataset
 
 
 def locate_folder(dataset: str) -> Path:
-    """The folder of a data set, resolved. A recipe is built into the user's cache on first use.
+    """Returns the resolved folder of a data set. Builds a recipe into the cache on first use.
 
-    A recipe's name takes precedence over a folder of that name; `./NAME` is the folder. Several processes may call
-    this at the same time: one builds, the others wait. What is in a user's folder is not checked.
+    A recipe's name takes precedence over a folder of that name; `./NAME` is the folder. Several
+    processes may call this at the same time: one builds, the others block. The content of a user's
+    folder is not checked.
 
     Raises:
-        UsageError: it is neither a recipe, which are listed, nor a folder.
+        UsageError: There is neither a recipe nor a folder. The message lists the recipes.
     """
     if dataset in recipes.names("datasets"):
         request = Recipe.load(dataset).request()
@@ -75,7 +108,8 @@ def locate_folder(dataset: str) -> Path:
         folder = Path(dataset).expanduser()
         if os.sep in dataset or folder.is_dir():
             return folder.resolve()
-    except (OSError, RuntimeError) as error:  # a name too long, a home that nobody has, links in a circle
+    except (OSError, RuntimeError) as error:
+        # The name is too long, a home folder is unknown, or links lead in a circle.
         raise UsageError(f"--dataset {dataset[:80]} cannot be looked at: {error}") from None
     valid = sorted([*recipes.names("datasets"), NAME])
     raise UsageError(f"{unknown('data set', dataset, valid)}, or give a folder such as ./{dataset}")

@@ -1,10 +1,14 @@
-"""Image folders: ROOT/train/<class>/<image>, ROOT/val/<class>/<image>, and perhaps ROOT/test; PART_NAMES has more."""
+"""Image folders: ROOT/train/<class>/<image>, ROOT/val/<class>/<image>, and perhaps ROOT/test.
+
+PART_NAMES has other names that the parts may have.
+"""
 
 import hashlib
 import os
 import shlex
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -13,41 +17,59 @@ from typing import Any
 
 from msgspec import convert
 
-from hvdtrain.config.untrusted import parse_toml
+from hvdtrain.base.config.untrusted import LARGEST_DOCUMENT, parse_toml, read_whole
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import some_of
 from hvdtrain.data import image
+from hvdtrain.data.names import (
+    SUFFIXES,
+    USUAL_SUFFIXES,
+    composed,
+    has_no_ending,
+    is_image_name,
+    is_passed_over,
+    is_utf8,
+    not_utf8,
+)
 from hvdtrain.data.storage import on_all_cores
-from hvdtrain.errors import UsageError
-from hvdtrain.formatting import some_of
 
-TRAIN, VALIDATION, TEST = "TrainData", "ValidationData", "TestData"  # as `data build` calls them
-# Hugging Face's words for parts (datasets.data_files).
+# The names that `data build` gives to parts.
+TRAIN = "TrainData"
+VALIDATION = "ValidationData"
+TEST = "TestData"
+# The words that Hugging Face has for parts (datasets.data_files).
 PART_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
-}  # fmt: skip
-# What a part's folder may be called, in any case: as `data build` does, or as Hugging Face's imagefolder takes it.
-PART_NAMES = {
-    folder: (folder.lower(), *words)
-    for folder, words in zip((TRAIN, VALIDATION, TEST), PART_WORDS.values(), strict=True)
 }
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")  # in any case
+# The names that a part's folder may have, in lower or upper case: those of `data build`, and those
+# of Hugging Face's imagefolder.
+PART_NAMES = {
+    TRAIN: (TRAIN.lower(), *PART_WORDS["train"]),
+    VALIDATION: (VALIDATION.lower(), *PART_WORDS["validation"]),
+    TEST: (TEST.lower(), *PART_WORDS["test"]),
+}
 SHAPE = f"images belong in train/<class>/ and val/<class>/, or {TRAIN}/ and {VALIDATION}/"
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # imagefolder's labels beside images
+# Files in which imagefolder finds labels.
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+# Files that have the labels of images beside them or below: Tiny ImageNet's, which only builds read.
+ANNOTATIONS = "val_annotations.txt"
 MANIFEST = "dataset.toml"
-MAKER = "hvdtrain data build"  # stands in every manifest: only folders that have it are ever replaced
+# Stands in every manifest. Only folders that have it are ever replaced.
+MAKER = "hvdtrain data build"
 
-# (image, index of its class) each. An image is a Path, or has read_bytes and name as a Path does.
+# Pairs (image, index of its class). An image is a Path, or has read_bytes and name as a Path does.
 Samples = Sequence[tuple[Any, int]]
 
 
 class ManyImages(Sequence[tuple[Any, int]]):
-    """(image, index of its class) each: a million take little memory, for an image is made when it is asked for.
+    """Pairs (image, index of its class), made on demand: a million of them take little memory.
 
     Attributes:
-        image: makes one, by its number from 0.
-        labels: gives the class of each image, [images] int64.
-        image_bytes: says how many bytes all images have, encoded.
+        image: Returns the pair with an index from 0.
+        labels: Returns the class of each image, [images] int64.
+        image_bytes: Returns the bytes of all encoded images.
     """
 
     image: Callable[[int], tuple[Any, int]]
@@ -61,47 +83,52 @@ class ManyImages(Sequence[tuple[Any, int]]):
 
 
 class Files(ManyImages):
-    """The images of one part of a folder, by class and file name: (path, index of its class) each.
-
-    Attributes:
-        names: all file names, one after the other.
-        ends: where in `names` each ends, [images] int64.
-        root: the data set's folder.
-        part: the name of the part's folder.
-        classes: names of the classes, as bytes.
-        starts: which image is each class's first, [classes] int64.
-        passed_over: what lies in the part or in a class's folder and is not used, hidden files aside: paths below root.
+    """Pairs (path, index of its class) of one part of a folder, sorted by class and file name.
 
     Args:
-        bad: images that are left out, as paths below root.
+        root: The data set's folder.
+        part: The name of the part's folder.
+        folders: For each class the name of its folder in the part; empty where it has none.
+        bad: Images that are left out, as paths below root.
+
+    Attributes:
+        folders: For each class the name of its folder, as bytes.
+        names: All file names, concatenated.
+        ends: The offset in `names` at which each file name ends, [images] int64.
+        starts: The index of each class's first image, [classes] int64.
+        empty: The indices of the classes that have no images.
+        passed_over: Paths below root of what lies in the folders of the part and of its classes and
+            is not used.
+        left_by_systems: The number of hidden files and folders there, and of those that systems
+            leave, by name.
     """
 
-    def __init__(self, root: Path, part: str, classes: Sequence[str], bad: Set[str] = frozenset()) -> None:
-        self.root, self.part, self.classes = root, part, [os.fsencode(name) for name in classes]
-        self.ends, self.starts = array("q"), array("q")
+    def __init__(
+        self, root: Path, part: str, folders: Sequence[str], bad: Set[str] = frozenset()
+    ) -> None:
+        self.root = root
+        self.part = part
+        self.folders = [os.fsencode(name) for name in folders]
+        self.ends = array("q")
+        self.starts = array("q")
+        self.empty: list[int] = []
+        self.passed_over: list[str] = []
+        self.left_by_systems: Counter[str] = Counter()
         with os.scandir(root / part) as entries:
-            loose = [entry.name for entry in entries if os.path.isfile(entry.path)]
-        self.passed_over = [f"{part}/{name}" for name in sorted(loose) if not name.startswith(".")]
-        suffixes = tuple(map(str.encode, SUFFIXES))
-        joined, end = [], 0
-        for name in classes:
+            for entry in entries:
+                if is_passed_over(entry.name):
+                    self.left_by_systems[entry.name] += 1
+                elif os.path.isfile(entry.path):
+                    self.passed_over.append(f"{part}/{entry.name}")
+        joined = []
+        end = 0
+        for number, name in enumerate(folders):
             self.starts.append(len(self.ends))
-            folder = os.fsencode(root / part / name)
-            with os.scandir(folder) as entries:
-                files = []
-                for entry in entries:
-                    if entry.name.startswith(b"."):
-                        continue
-                    # Only a link takes a system call, and one that leads nowhere, or in a circle, is no file.
-                    is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
-                    if is_file and entry.name.lower().endswith(suffixes):
-                        files.append(entry.name)
-                    else:
-                        self.passed_over.append(os.path.relpath(os.fsdecode(entry.path), root))
+            files = self._images_of_class(name) if name else []
             if bad:
                 files = [file for file in files if f"{part}/{name}/{os.fsdecode(file)}" not in bad]
             if not files:
-                raise _no_images(root / part / name)
+                self.empty.append(number)
             files.sort()
             for file in files:
                 end += len(file)
@@ -109,33 +136,74 @@ class Files(ManyImages):
             joined.append(b"".join(files))
         self.names = b"".join(joined)
 
+    def _images_of_class(self, folder: str) -> list[bytes]:
+        """Returns the file names of a class's images; notes the other names."""
+        suffixes = tuple(map(str.encode, SUFFIXES))
+        files = []
+        with os.scandir(os.fsencode(self.root / self.part / folder)) as entries:
+            for entry in entries:
+                name = entry.name
+                # Only a link takes a system call. A link that leads nowhere, or in a circle, is no
+                # file.
+                is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
+                is_image = is_file and name.lower().endswith(suffixes)
+                if is_image and not name.startswith(b"."):
+                    files.append(name)
+                elif self._is_image_without_ending(entry, is_file):
+                    files.append(name)
+        return files
+
+    def _is_image_without_ending(self, entry: "os.DirEntry[bytes]", is_file: bool) -> bool:
+        """Returns whether a file is an image by its first bytes; notes the name of another one.
+
+        Only files whose names tell no format are opened.
+        """
+        name = os.fsdecode(entry.name)
+        if is_passed_over(name):
+            self.left_by_systems[name] += 1
+            return False
+        path = os.fsdecode(entry.path)
+        if is_file and has_no_ending(name) and image.is_image_file(path):
+            return True
+        self.passed_over.append(os.path.relpath(path, self.root))
+        return False
+
     def __len__(self) -> int:
         return len(self.ends)
 
     def image(self, index: int) -> tuple[Path, int]:
-        label, start = bisect_right(self.starts, index) - 1, self.ends[index - 1] if index else 0
-        path = os.path.join(os.fsencode(self.part), self.classes[label], self.names[start : self.ends[index]])
+        label = bisect_right(self.starts, index) - 1
+        start = self.ends[index - 1] if index else 0
+        file = self.names[start : self.ends[index]]
+        path = os.path.join(os.fsencode(self.part), self.folders[label], file)
         return self.root / os.fsdecode(path), label
 
     def labels(self) -> Any:
-        """The class of each image, [images] int64."""
+        """Returns the class of each image, [images] int64."""
         import numpy as np
 
-        return np.repeat(np.arange(len(self.classes)), np.diff([*self.starts, len(self)]))
+        return np.repeat(np.arange(len(self.folders)), np.diff([*self.starts, len(self)]))
 
     def image_bytes(self) -> int:
+        """Returns the bytes of all image files."""
         return sum(path.stat().st_size for path, _ in self)
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """What a folder holds: sorted class names, and the samples of each part, sorted by class and file name.
+    """A data set of images: the names of its classes, sorted, and the samples of each part.
 
     Attributes:
-        root: the folder, or as text that or the URL of Parquet files.
-        known_hash: what a run's manifest has as `dataset_hash`, where it is known; see data.identity.
-        image_size: the side of the images to train on, in pixels, where `data build` has written it down; else 0.
-        bad: paths below root of damaged images, which --skip-bad has left out.
+        root: The folder; the URL of Parquet files, or the name of other data, as text.
+        classes: The names of the classes.
+        train: The samples to train on, sorted by class and file name.
+        validation: The samples to validate on, in the same order.
+        test: The samples to test on, in the same order; may be empty.
+        known_hash: The `dataset_hash` of a manifest where it is known already; see data.identity.
+        image_size: The side of training images in pixels where `data build` has written it down;
+            else 0.
+        bad: Paths below root of damaged images, which --skip-bad has left out.
+        notes: What a user should know of the data set, a line each.
     """
 
     root: Any
@@ -146,145 +214,305 @@ class ImageFolder:
     known_hash: str = ""
     image_size: int = 0
     bad: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def images(self) -> Iterator[Any]:
         """The images for training and validation, in that order."""
         return (sample for sample, _ in chain(self.train, self.validation))
 
-    @property
-    def passed_over(self) -> str:
-        """What is not used in the folders of parts and classes: `3 file(s) or folder(s): …`, or nothing."""
-        files = [part for part in (self.train, self.validation, self.test) if isinstance(part, Files)]
-        names = sorted(chain.from_iterable(part.passed_over for part in files))
-        return f"{len(names):,} file(s) or folder(s): {some_of(names)}" if names else ""
-
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The content of `dataset.toml` in the folder; empty where this program did not write it."""
+    """Returns the content of `dataset.toml` in a folder; empty if `data build` did not write it."""
     try:
-        manifest = parse_toml((folder / MANIFEST).read_text())
+        manifest = parse_toml(read_whole(folder / MANIFEST, LARGEST_DOCUMENT).decode())
         convert(manifest.get("classes", {}), dict[str, dict[str, int]])
     except (OSError, ValueError):  # ValidationError is a ValueError
         return {}
-    tables = all(isinstance(manifest.get(name, {}), dict) for name in ("input", "content", "options"))
-    return manifest if manifest.get("made_by") == MAKER and tables else {}
+    if manifest.get("made_by") != MAKER:
+        return {}
+    tables = [manifest.get(name, {}) for name in ("input", "content", "options")]
+    return manifest if all(isinstance(table, dict) for table in tables) else {}
 
 
 def scan(root: Path, bad: Set[str] = frozenset()) -> ImageFolder:
-    """List an image folder. Folders in a class's, hidden files, and files without the suffix of an image are not used.
-    Where there is a test part and none for validation, the test images are what is validated on.
+    """Lists an image folder.
+
+    Folders in a class's folder, hidden files, and files that are no images are not used. If there
+    is a test part and no validation part, the test images are the validation part. A test part with
+    other classes than the training part is left out.
 
     Args:
-        bad: images that are left out, as paths below root.
+        root: The folder.
+        bad: Images that are left out, as paths below root.
 
     Raises:
-        UsageError: the folder is missing, unreadable or not laid out as above; it has fewer than two classes, a class
-            without images, or a class that is not in all parts.
+        UsageError: The folder is missing, cannot be read, or is laid out in another way; it has
+            fewer than two classes, a class without training images, a validation part without
+            images, or one with classes that the training part lacks.
     """
     try:
-        if not root.exists():
-            raise UsageError(
-                f"there is no folder '{root}': give a folder whose {SHAPE}, or a name from `hvdtrain data list`"
-            )
-        if not root.is_dir():
-            raise UsageError(f"'{root}' is not a folder: give a folder whose {SHAPE}")
-        parts = _part_folders(root)
-        classes = _class_names(root / parts[0])
-        for part in parts[1:]:
-            if (names := _class_names(root / part)) != classes:
-                raise UsageError(
-                    f"{parts[0]} and {part} of '{root}' have different classes: {_only_in(parts[0], classes, names)}"
-                    f"{_only_in(part, names, classes)}all need the same class folders"
-                )  # fmt: skip
+        _check_is_folder(root)
+        train_name, validation_name, test_name = _part_folders(root)
+        classes = _class_names(root / train_name)
         if len(classes) == 1:
-            raise UsageError(f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart")
-        train, validation, *test = (Files(root, part, classes, bad) for part in parts)
+            raise UsageError(
+                f"'{root}' has one class only, '{classes[0]}': there is nothing to tell apart"
+            )
+        train = Files(root, train_name, classes, bad)
+        if train.empty:
+            raise _no_images(root / train_name / classes[train.empty[0]])
+        folders, others = _folders_of_classes(root / validation_name, classes)
+        if others:
+            raise _other_classes(root, train_name, validation_name, classes, others)
+        validation = Files(root, validation_name, folders, bad)
+        if not validation:
+            raise _no_images(root / validation_name / next(filter(None, folders)))
+        notes = [not_utf8(name) for name in classes if not is_utf8(name)]
+        if validation.empty:
+            notes.append(_lacking(validation, classes))
+        test: Samples = ()
+        parts = [train, validation]
+        if test_name:
+            folders, problem = _test_folders(root / test_name, classes)
+            if problem:
+                notes.append(f"the images in {test_name} are left out: {problem}")
+            else:
+                test = Files(root, test_name, folders, bad)
+                parts.append(test)
+        content = read_manifest(root).get("content", {})
         return ImageFolder(
-            root, classes, train, validation, test[0] if test else (),
-            image_size=usable_size(read_manifest(root).get("content", {}).get("image_size")), bad=tuple(sorted(bad)),
-        )  # fmt: skip
+            root,
+            classes,
+            train,
+            validation,
+            test,
+            image_size=usable_size(content.get("image_size")),
+            bad=tuple(sorted(bad)),
+            notes=(*notes, *_unused(parts)),
+        )
     except OSError as error:
         name = os.fsdecode(error.filename) if error.filename else root
         raise UsageError(f"cannot read '{name}': {error.strerror}") from None
 
 
-def _part_folders(root: Path) -> list[str]:
-    """The folders to train with and to validate on, and one of test images, if there is one more with classes."""
+def _check_is_folder(root: Path) -> None:
+    """Raises UsageError unless there is a folder."""
+    if not root.exists():
+        raise UsageError(
+            f"there is no folder '{root}': give a folder whose {SHAPE}, or a name from "
+            "`hvdtrain data list`"
+        )
+    if not root.is_dir():
+        raise UsageError(
+            f"'{root}' is not a folder: give a folder whose {SHAPE}. {_how_to_split(root)}, also "
+            "of a zip or tar"
+        )
+
+
+def _folders_of_classes(part: Path, classes: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Finds the folders of classes in a part.
+
+    A folder's name may have accents in another form than the class has (names.composed).
+
+    Returns:
+        For each class the name of its folder, empty where it has none; and the folders of no class.
+    """
+    names = _class_names(part)
+    in_form = {composed(name): name for name in names}
+    folders = [name if name in names else in_form.get(composed(name), "") for name in classes]
+    others = [name for name in names if name not in folders]
+    return folders, others
+
+
+def _test_folders(part: Path, classes: Sequence[str]) -> tuple[list[str], str]:
+    """Returns the folder of each class in the test part, and why the part cannot be used, if so."""
+    if not _folders_in(part):
+        return [], "they are in no class folders"
+    folders, others = _folders_of_classes(part, classes)
+    problem = ""
+    if others:
+        problem = f"some are in folders of no class of the training part ({some_of(others)})"
+    return folders, problem
+
+
+def _lacking(validation: Files, classes: Sequence[str]) -> str:
+    """Returns a line about the classes that have no validation images."""
+    names = [classes[number] for number in validation.empty]
+    return (
+        f"{validation.part} has no images of {len(names):,} of the {len(classes):,} classes: "
+        f"{some_of(names)}; accuracy is that of the others"
+    )
+
+
+def _unused(parts: Sequence[Files]) -> Iterator[str]:
+    """Yields lines about the files and folders of these parts that are not used."""
+    unused: list[str] = []
+    left_by_systems: Counter[str] = Counter()
+    for part in parts:
+        unused += part.passed_over
+        left_by_systems += part.left_by_systems
+    if unused:
+        yield (
+            f"not used: {len(unused):,} file(s) or folder(s): {some_of(sorted(unused))} (`hvdtrain "
+            "data build folder --source … --out NEW` takes images in deeper folders)"
+        )
+    if left_by_systems:
+        yield (
+            f"passed over: {left_by_systems.total():,} hidden file(s) and folder(s), or left by "
+            f"systems: {some_of(sorted(left_by_systems))}"
+        )
+
+
+def _part_folders(root: Path) -> tuple[str, str, str]:
+    """Returns the names of three folders: training, validation and test.
+
+    The test part has no name where there is none, or where it stands for validation. One without
+    class folders does not.
+
+    Raises:
+        UsageError: Training or validation images are missing, or two folders are the same part.
+    """
     folders = _folders_in(root)
-    unlabelled = [name for name in folders if name.lower() in PART_NAMES[TEST] and not _folders_in(root / name)]
+    tests = [name for name in folders if name.lower() in PART_NAMES[TEST]]
+    unlabelled = [name for name in tests if not _folders_in(root / name)]
+    usable = [name for name in folders if name not in unlabelled]
     found = {}
     for part, names in PART_NAMES.items():
-        own = [folder for folder in folders if folder.lower() in names and folder not in unlabelled]
-        if len(own) > 1:
-            raise UsageError(f"'{root}' has {' and '.join(own)}, which mean the same: leave one of them there")
-        if own:
-            found[part] = own[0]
-    for part, name in ((TRAIN, "train"), (VALIDATION, "val")):
-        if part not in found and not (part == VALIDATION and TEST in found):
-            raise UsageError(f"'{root}' has no folder {name}: {SHAPE}. {_how_to_split(root)}")
-    return list(found.values())
+        matching = [name for name in usable if name.lower() in names]
+        if len(matching) > 1:
+            raise UsageError(
+                f"'{root}' has {' and '.join(matching)}, which mean the same: "
+                "leave one of them there"
+            )
+        if matching:
+            found[part] = matching[0]
+    missing = ""
+    if TRAIN not in found:
+        missing = "train"
+    elif VALIDATION not in found and TEST not in found:
+        missing = "val"
+    if missing:
+        raise UsageError(
+            f"'{root}' has no folder {missing}: {SHAPE}. {_one_level_deeper(root, folders)}"
+            f"{_how_to_split(root)}"
+        )
+    if VALIDATION not in found:
+        return found[TRAIN], found[TEST], ""
+    test = found.get(TEST) or next(iter(unlabelled), "")
+    return found[TRAIN], found[VALIDATION], test
+
+
+def _one_level_deeper(root: Path, folders: Sequence[str]) -> str:
+    """Returns a sentence that names the folder in this one that has a training part, if any has."""
+    for name in folders:
+        if any(part.lower() in PART_NAMES[TRAIN] for part in _folders_in(root / name)):
+            return f"'{root / name}' has a training part: give that folder. "
+    return ""
 
 
 def has_classes(root: Path) -> bool:
-    """Whether one of the folders that `scan` would read has folders in it."""
-    names = {name for names in PART_NAMES.values() for name in names}
-    return any(_folders_in(root / name) for name in _folders_in(root) if name.lower() in names)
+    """Returns whether a folder that `scan` takes for a part has folders in it."""
+    part_names = set(chain.from_iterable(PART_NAMES.values()))
+    parts = [name for name in _folders_in(root) if name.lower() in part_names]
+    return any(_folders_in(root / part) for part in parts)
 
 
 def usable_size(written: Any) -> int:
-    """The side of images that somebody has written down, in pixels; 0, unknown, where no model takes it."""
+    """Returns the side of images that a file names, in pixels; 0 if models do not take it."""
     return written if isinstance(written, int) and 32 <= written <= 4096 else 0
 
 
 def content_hash(folder: ImageFolder) -> str:
-    """`sha256:` and 64 hex digits: a hash of the path (relative to the root, with /) and the bytes of every image for
-    training and validation. It reads them all.
+    """Reads all images for training and validation, and returns a hash of their paths and bytes.
 
-    It does not depend on where the folder is. Failure where an image cannot be read.
+    Paths are relative to the root, so that the hash does not depend on where the folder is.
+
+    Returns:
+        `sha256:` and 64 hex digits.
+
+    Raises:
+        Failure: An image cannot be read.
     """
     digests = on_all_cores(lambda path: hashlib.sha256(image.read(path)).digest(), folder.images)
     return combined_hash(folder, (digest for _, digest in digests))
 
 
 def combined_hash(folder: ImageFolder, digests: Iterable[bytes]) -> str:
-    """The content_hash of a folder of which the SHA-256 of each image is known, in the order of `images`."""
+    """Returns the content_hash of a folder from the SHA-256 of each image.
+
+    Args:
+        folder: The folder.
+        digests: A digest of 32 bytes for each of `folder.images`, in order.
+    """
     total = hashlib.sha256()
     for path, digest in zip(folder.images, digests, strict=True):
-        # No two lists of files give the same bytes: names have no zero byte, and digests a fixed length.
+        # Two different lists of files never give the same bytes: names have no zero byte, and
+        # digests have a fixed length.
         total.update(os.fsencode(path.relative_to(folder.root).as_posix()) + b"\0" + digest)
     return f"sha256:{total.hexdigest()}"
 
 
 def _folders_in(folder: Path) -> list[str]:
+    """Returns the names of the folders in a folder, sorted, without names.is_passed_over."""
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and os.path.isdir(entry.path))
+        return sorted(
+            entry.name
+            for entry in entries
+            if not is_passed_over(entry.name) and os.path.isdir(entry.path)
+        )
 
 
 def _class_names(part: Path) -> tuple[str, ...]:
-    if names := _folders_in(part):
+    """Returns the names of the classes in a part's folder. Raises UsageError if there are none."""
+    names = _folders_in(part)
+    if names:
         return tuple(names)
-    if labels := [name for name in METADATA if (part / name).is_file()]:
-        raise UsageError(f"'{part / labels[0]}' is not read: {SHAPE}, where the folder's name is the label")
+    for name in METADATA:
+        if (part / name).is_file():
+            raise UsageError(
+                f"'{part / name}' is not read: {SHAPE}, where the folder's name is the label"
+            )
     raise UsageError(f"'{part}' has no class folders: {SHAPE}. {_how_to_split(part.parent)}")
 
 
 def _no_images(folder: Path) -> UsageError:
-    """The error for a class's folder that has none of its own."""
-    if any(path.suffix.lower() in SUFFIXES for path in folder.glob("*/**/*")):
+    """Returns the error for a class's folder that has no images."""
+    if any(is_image_name(path.name) for path in folder.glob("*/**/*")):
         return UsageError(
-            f"class '{folder.name}' has images only in folders in '{folder}', which may be the classes: "
-            "`hvdtrain data build folder --source … --out NEW` takes what lies deeper into the class"
+            f"class '{folder.name}' has images only in folders in '{folder}', which may be the "
+            "classes: `hvdtrain data build folder --source … --out NEW` takes what lies deeper "
+            "into the class"
         )
-    return UsageError(f"class '{folder.name}' has no images in '{folder}': expected {', '.join(SUFFIXES)}")
+    return UsageError(
+        f"class '{folder.name}' has no images in '{folder}': expected "
+        f"{', '.join(USUAL_SUFFIXES)} or the like. Remove the folder if it is no class"
+    )
 
 
 def _how_to_split(root: Path) -> str:
     source = shlex.quote(str(root))
-    return f"`hvdtrain data build folder --source {source} --out NEW` makes such a folder of one with a folder a class"
+    return (
+        f"`hvdtrain data build folder --source {source} --out NEW` makes such a folder of one "
+        "with a folder a class"
+    )
 
 
-def _only_in(part: str, classes: Sequence[str], others: Sequence[str]) -> str:
-    """`only in TrainData: a, b; ` or nothing."""
-    names = [name for name in classes if name not in others]
-    return f"only in {part}: {some_of(names)}; " if names else ""
+def _other_classes(
+    root: Path, train: str, validation: str, classes: Sequence[str], others: Sequence[str]
+) -> UsageError:
+    """Returns the error for validation folders that are no class of the training part."""
+    if (root / validation / ANNOTATIONS).is_file():
+        return UsageError(
+            f"the images in '{root / validation}' have their classes in {ANNOTATIONS}: "
+            f"{_how_to_split(root)}, and reads that file"
+        )
+    by_case = {name.lower(): name for name in classes}
+    alike = [(name, by_case[name.lower()]) for name in others if name.lower() in by_case]
+    hint = ""
+    if alike:
+        hint = f" ('{alike[0][0]}' is '{alike[0][1]}' there)"
+    return UsageError(
+        f"{validation} of '{root}' has classes that {train} has not: {some_of(others)}{hint}. Give "
+        f"{train} images of them, or take these folders out of {validation}"
+    )

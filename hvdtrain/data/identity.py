@@ -1,6 +1,6 @@
-"""What says that two runs had the same images, without reading a large data set: `dataset_hash` in a manifest.
+"""The `dataset_hash` of a manifest, which tells whether two runs had the same images.
 
-datasets/README.md says what it stands for.
+Of a large data set only a sample is read. datasets/README.md describes the hash.
 """
 
 import hashlib
@@ -10,13 +10,19 @@ from hvdtrain.data.folder import Files, ImageFolder, Samples, content_hash, read
 from hvdtrain.data.storage import on_all_cores
 
 SAMPLE = 100  # images whose contents stand for all, where not all are read
-# A data set is read if it has no more than this: the loader will, too.
-READ_FILES, READ_BYTES = 20_000, 256 * 2**20
+# A data set of no more than this is read as a whole. The loader will read it, too.
+READ_FILES = 20_000
+READ_BYTES = 256 * 2**20
 
 
 def identity(folder: ImageFolder) -> str:
-    """What a manifest has as `dataset_hash`: `sha256:` and the content_hash, or of a large folder that `data build` has
-    not made `sample:` and the sample_hash. Failure where an image cannot be read.
+    """Returns the `dataset_hash` of a manifest.
+
+    It is `sha256:` and the content_hash; of a large folder that `data build` has not made, it is
+    `sample:` and the sample_hash.
+
+    Raises:
+        Failure: An image cannot be read.
     """
     if folder.known_hash:
         return folder.known_hash
@@ -25,17 +31,25 @@ def identity(folder: ImageFolder) -> str:
         return content_hash(folder)
     sample = sample_hash(folder.train, folder.validation)
     built = read_manifest(folder.root).get("content", {})
-    return str(built["hash"]) if "hash" in built and built.get("sample") == sample else f"sample:{sample}"
+    if "hash" in built and built.get("sample") == sample:
+        return str(built["hash"])
+    return f"sample:{sample}"
 
 
 def sample_hash(*parts: Samples) -> str:
-    """A hash of the paths of all images in these parts of a folder, and of the contents of SAMPLE in each, evenly over
-    it; 64 hex digits. A copy of the folder has it too. Failure where one of them cannot be read.
+    """Returns a hash of all paths in these parts of a folder, and of a sample's contents.
+
+    The sample is SAMPLE images of each part, evenly over it. A copy of the folder has the same
+    hash, 64 hex digits.
+
+    Raises:
+        Failure: An image of the sample cannot be read.
     """
     total = hashlib.sha256()
     for part in filter(None, parts):
         assert isinstance(part, Files)
-        for column in (b"\0".join(part.classes), part.names, part.starts.tobytes(), part.ends.tobytes()):
+        classes = b"\0".join(part.folders)
+        for column in (classes, part.names, part.starts.tobytes(), part.ends.tobytes()):
             total.update(b"%d\0" % len(column))
             total.update(column)
         count = min(SAMPLE, len(part))

@@ -1,5 +1,6 @@
-"""One encoded image: reading, checking, decoding, shrinking and encoding it. Builds and training open images here, so
-that both accept the same.
+"""One encoded image: reading, checking, decoding, shrinking and encoding it.
+
+Builds and training both open images here, so that both accept the same images.
 """
 
 import contextlib
@@ -8,24 +9,62 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hvdtrain.errors import Failure
+from hvdtrain.base.errors import Failure
 
-if TYPE_CHECKING:
-    from hvdtrain.data.folder import ImageFolder
-
-LOOKED_AT = 31  # images whose size stands for all, where nobody has looked at all
-MAX_PIXELS = 64_000_000  # 8,000 x 8,000; a larger image is a mistake, or an attempt to exhaust memory
-MAX_BYTES = 128 * 2**20  # of its file: an image has a few MB at most
+# 8,000 x 8,000, as decoded. More is a mistake, or an attempt to exhaust memory.
+MAX_PIXELS = 64_000_000
+# Of a JPEG, which can be decoded at an eighth of its size. A camera of a telephone has 200 million.
+MAX_JPEG_PIXELS = 512_000_000
+# What decoding a JPEG in several scans, as progressive ones are, may take beside its pixels: all
+# coefficients are in memory at once, however small the image is to be.
+MAX_COEFFICIENT_BYTES = 400_000_000
+DRAFTS = (1, 2, 4, 8)  # by which a JPEG can be decoded smaller
+MAX_BYTES = 128 * 2**20  # of an image's file; few have more than some MB
 ORIENTATION = 0x0112  # EXIF's tag: 1 as it is, 5 to 8 with width and height exchanged
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+START = 64  # bytes of a file by which format_of knows its format
+# The first bytes of formats, and how many bytes precede them. Names of foreign formats are for
+# messages.
+_SIGNATURES = (
+    (0, b"\x89PNG\r\n\x1a\n", "PNG"),
+    (0, b"\xff\xd8\xff", "JPEG"),
+    (8, b"WEBP", "WEBP"),
+    (0, b"GIF8", "a GIF"),
+    (0, b"II*\0", "a TIFF"),
+    (0, b"MM\0*", "a TIFF"),
+    (0, b"8BPS", "a Photoshop file"),
+    (0, b"\0\0\0\x0cJXL ", "a JPEG XL"),
+    (0, b"\xff\x0a", "a JPEG XL"),
+    (0, b"\0\0\0\x0cjP  ", "a JPEG 2000"),
+    (0, b"\0\0\1\0", "an ICO"),
+    (4, b"ftypavi", "an AVIF"),
+    (4, b"ftyphei", "a HEIC"),
+    (4, b"ftyphev", "a HEIC"),
+    (4, b"ftypmif1", "a HEIC"),
+    (4, b"ftyp", "an MP4 or the like"),
+    (0, b"%PDF", "a PDF"),
+    (0, b"PK\3\4", "a zip"),
+    (0, b"\x1f\x8b", "a gzip"),
+    (0, b"version https://git-lfs", "a Git LFS pointer, which `git lfs pull` replaces"),
+    (0, b"\0\5\x16\7", "what macOS keeps beside an image"),
+    (0, b"<svg", "an SVG"),
+    (0, b"<?xml", "XML"),
+    (0, b"<!doctype html", "an HTML page"),
+    (0, b"<html", "an HTML page"),
+)
+MAX_TEXT_BYTES = 2**24  # of one text or colour profile in a PNG, unpacked
+GROUND = "white"  # what transparent images are put on
 
 
 def png(pixels: Any) -> bytes:
-    """A uint8 array or tensor [height, width] or [height, width, 3], or PIL's image, as a PNG."""
+    """Encodes an image as a PNG.
+
+    Args:
+        pixels: A uint8 array or tensor [height, width] or [height, width, 3], or a PIL image.
+    """
     import numpy as np
     from PIL import Image
 
@@ -36,43 +75,135 @@ def png(pixels: Any) -> bytes:
 
 
 def read(sample: Any) -> bytes:
-    """An encoded image.
+    """Reads an encoded image.
 
     Args:
-        sample: a Path, or what has read_bytes as a Path does.
+        sample: A Path, or another object that has read_bytes as a Path does.
 
     Raises:
-        Failure: it cannot be read, or is a file of more than MAX_BYTES.
+        Failure: The image cannot be read, or its file has more than MAX_BYTES.
     """
     try:
-        if isinstance(sample, Path) and (size := sample.stat().st_size) > MAX_BYTES:
-            raise Failure(f"{sample} has {size:,} bytes, too many for an image")
+        if isinstance(sample, Path):
+            size = sample.stat().st_size
+            if size > MAX_BYTES:
+                raise Failure(f"{sample} has {size:,} bytes, too many for an image")
         return sample.read_bytes()
     except OSError as error:
         raise Failure(f"{sample} cannot be read: {error.strerror or error}") from None
 
 
+def format_of(start: bytes) -> str:
+    """Returns the format of a file by its first bytes; empty if it is unknown."""
+    lower = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for offset, signature, name in _SIGNATURES:
+        if start.startswith(signature, offset) or (offset == 0 and lower.startswith(signature)):
+            return name
+    if start.startswith(b"BM") and start[6:10] == bytes(4):
+        return "BMP"
+    return ""
+
+
+def is_image(start: bytes) -> bool:
+    """Returns whether a file is an image of FORMATS by its first bytes."""
+    return format_of(start) in FORMATS
+
+
+def is_image_file(path: str) -> bool:
+    """Returns whether a file can be read and is an image of FORMATS by its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            return is_image(file.read(START))
+    except OSError:
+        return False
+
+
 def open_image(content: bytes, name: str) -> Any:
-    """A PIL image of which only the header has been read.
+    """Returns a PIL image of which only the header has been read.
+
+    Before its pixels are decoded, `decode_smaller` is to be called.
+
+    Args:
+        content: The encoded image.
+        name: The name for messages.
 
     Raises:
-        Failure: it is no image of FORMATS, has more than MAX_PIXELS, or a damaged header.
+        Failure: This is no image of FORMATS, decoding it would take too much memory, or its header
+            is damaged.
     """
-    from PIL import Image
+    from PIL import Image, PngImagePlugin
 
-    Image.MAX_IMAGE_PIXELS = None  # it warns of more, and MAX_PIXELS are less
+    Image.MAX_IMAGE_PIXELS = None  # PIL warns of images that are larger than MAX_PIXELS only
+    # PIL refuses an image for a colour profile or a text of more than 1 MiB.
+    PngImagePlugin.MAX_TEXT_CHUNK = MAX_TEXT_BYTES
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
-        raise Failure(f"{name} is not an image that can be read: {_reason(error)}") from None
-    if image.width * image.height > MAX_PIXELS:
-        raise Failure(f"{name} has {image.width:,} x {image.height:,} pixels, more than {MAX_PIXELS:,} in all")
+        reason = _reason(error, content)
+        raise Failure(f"{name} is not an image that can be read: {reason}") from None
+    size = f"{image.width:,} x {image.height:,} pixels"
+    most = MAX_JPEG_PIXELS if _is_jpeg(image) else MAX_PIXELS
+    if image.width * image.height > most:
+        raise Failure(f"{name} has {size}, more than {most:,} in all")
+    if _is_jpeg(image) and _coefficient_bytes(image, content) > MAX_COEFFICIENT_BYTES:
+        raise Failure(
+            f"{name} has {size} in several scans, as progressive JPEGs have, which takes too much "
+            "memory: save it as a baseline JPEG, or smaller"
+        )
     return image
 
 
+def _is_jpeg(image: Any) -> bool:
+    return image.format in ("JPEG", "MPO")  # MPO is a JPEG with further images behind it
+
+
+def _coefficient_bytes(image: Any, content: bytes) -> int:
+    """Returns the bytes of coefficients that decoding a JPEG keeps in memory.
+
+    They are 0 for a JPEG in one scan, which is decoded row by row.
+    """
+    if image.width * image.height * 2 * image.layers <= MAX_COEFFICIENT_BYTES:
+        return 0  # it is small enough in any case
+    if not _has_several_scans(content):
+        return 0
+    # A component has a coefficient of 2 bytes for each of its samples.
+    factors = [(across, down) for _, across, down, _ in image.layer]
+    most_across = max(across for across, _ in factors)
+    most_down = max(down for _, down in factors)
+    samples = sum(across * down for across, down in factors) / (most_across * most_down)
+    return int(image.width * image.height * 2 * samples)
+
+
+def _has_several_scans(content: bytes) -> bool:
+    """Returns whether the pixels of a JPEG are in several scans; True if its header is damaged."""
+    place = 2
+    components = 0
+    while place + 4 <= len(content) and content[place] == 0xFF:
+        marker = content[place + 1]
+        if marker == 0xFF:  # a byte to fill up with
+            place += 1
+            continue
+        length = int.from_bytes(content[place + 2 : place + 4])
+        # SOF0 to SOF15 but DHT, JPG and DAC: the frame's header.
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            if marker not in (0xC0, 0xC1):  # neither baseline nor extended
+                return True
+            components = content[place + 9] if place + 9 < len(content) else 0
+        if marker == 0xDA:  # SOS: the header of the first scan
+            in_scan = content[place + 4] if place + 4 < len(content) else 0
+            return in_scan != components
+        place += 2 + length
+    return True
+
+
 def check(content: bytes, name: str) -> tuple[int, int]:
-    """Its width and height. Failure unless it looks like an image, by its header and a PNG's checksums: no pixels are
-    decoded.
+    """Checks an image by its header, and by the checksums of a PNG, without decoding pixels.
+
+    Returns:
+        Width and height.
+
+    Raises:
+        Failure: The image cannot be used.
     """
     image = open_image(content, name)
     with decoding(name):
@@ -80,36 +211,22 @@ def check(content: bytes, name: str) -> tuple[int, int]:
     return image.size
 
 
-def native_side(data: "ImageFolder") -> int:
-    """The default side of training images, in pixels: what `data build` has written down, or else that of LOOKED_AT
-    training images. Failure where one of them cannot be read.
-    """
-    if data.image_size:
-        return data.image_size
-    from hvdtrain.data.sampling import packing_order
-
-    # The first that would be packed: of a packed set, they lie in one row group.
-    samples = [data.train[i][0] for i in packing_order(len(data.train))[:LOOKED_AT].tolist()]
-    with ThreadPoolExecutor(8) as pool, skippable(samples[0]):  # over a network each waits for the server mostly
-        contents = list(pool.map(read, samples))
-        return middle_side([min(open_image(*one).size) for one in zip(contents, map(str, samples), strict=True)])
-
-
 def middle_side(sides: Sequence[int]) -> int:
-    """The middle one of the shorter sides of images, in pixels, within 32 to 224."""
+    """Returns the median of the shorter sides of images, in pixels, clamped to 32 to 224."""
     return max(32, min(224, sorted(sides)[len(sides) // 2]))
 
 
-def decode(content: bytes, name: str) -> Any:
-    """A PIL image whose pixels are decoded. Failure where they cannot be."""
+def decode(content: bytes, name: str) -> None:
+    """Decodes all of an image, to check it. Raises Failure if that fails."""
     image = open_image(content, name)
     with decoding(name):
+        # All of a JPEG's data is read at any size.
+        decode_smaller(image, DRAFTS[-1])
         image.load()
-    return image
 
 
 def digest_or_problem(sample: Any) -> bytes | str:
-    """The SHA-256 of an image's file, which is decoded too; or a line that says what is wrong with it."""
+    """Decodes an image; returns the SHA-256 of its file, or a line that says what is wrong."""
     try:
         content = read(sample)
         decode(content, str(sample))
@@ -119,28 +236,38 @@ def digest_or_problem(sample: Any) -> bytes | str:
 
 
 def shrink(content: bytes, side: int, name: str) -> bytes:
-    """The image scaled to a shorter side of `side` pixels, in the same format; unchanged if it is not larger."""
+    """Scales an image to a shorter side of `side` pixels; a smaller one is returned unchanged.
+
+    The format stays the same, and what was transparent.
+
+    Raises:
+        Failure: The image cannot be decoded.
+    """
     from PIL import Image
 
     image = open_image(content, name)
     shorter = min(image.size)
-    kind = image.format
+    image_format = image.format
     if shorter <= side:
-        return decode(content, name) and content
+        decode(content, name)  # to check it
+        return content
     size = tuple(max(1, round(length * side / shorter)) for length in image.size)
     with decoding(name):
         decode_smaller(image, shorter / side / 2)
-        small = (
-            image.resize(size, Image.Resampling.LANCZOS) if image.mode != "P" else image.convert("RGBA").resize(size)
-        )
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+        elif image.mode == "P":
+            image = image.convert("RGB")
+        small = image.resize(size, Image.Resampling.LANCZOS)
         upright(small)
+        options = {"quality": 92} if image_format in ("JPEG", "WEBP") else {}
         buffer = io.BytesIO()
-        small.save(buffer, kind, **({"quality": 92} if kind in ("JPEG", "WEBP") else {}))
+        small.save(buffer, image_format, **options)
     return buffer.getvalue()
 
 
 def upright_size(image: Any) -> tuple[int, int]:
-    """Width and height of an image when EXIF's orientation is applied."""
+    """Returns width and height of an image after EXIF's orientation is applied."""
     turned = False
     with contextlib.suppress(Exception):
         turned = image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
@@ -148,7 +275,7 @@ def upright_size(image: Any) -> tuple[int, int]:
 
 
 def upright(image: Any) -> None:
-    """Apply EXIF's orientation, in place; one that cannot be read is none."""
+    """Applies EXIF's orientation in place. An orientation that cannot be read is ignored."""
     from PIL import ImageOps
 
     with contextlib.suppress(Exception):
@@ -156,15 +283,44 @@ def upright(image: Any) -> None:
 
 
 def decode_smaller(image: Any, factor: float) -> None:
-    """Before a JPEG's pixels are decoded: have the decoder make it smaller by 2, 4 or 8, at most by this factor. That
-    takes a fraction of the time. Images of other formats stay as they are.
+    """Has a JPEG decoded at 1/2, 1/4 or 1/8 of its size, which takes a fraction of the time.
+
+    This does nothing to other formats, and must be called before pixels are decoded.
+
+    Args:
+        image: A PIL image.
+        factor: The most by which the image may become smaller; more is taken of an image that has
+            more than MAX_PIXELS.
     """
-    image.draft(None, tuple(math.ceil(length / max(1, factor)) for length in image.size))
+    if not _is_jpeg(image):
+        return
+    pixels = image.width * image.height
+    needed = next(draft for draft in DRAFTS if pixels <= MAX_PIXELS * draft * draft)
+    wanted = [math.ceil(length / max(1, factor)) for length in image.size]
+    if needed > factor:
+        wanted = [max(1, length // needed) for length in image.size]
+    image.draft(None, tuple(wanted))
+
+
+def in_rgb(image: Any) -> Any:
+    """Returns a decoded PIL image in RGB. What is transparent shows GROUND."""
+    import numpy as np
+    from PIL import Image
+
+    if image.mode == "I;16":  # PIL would not scale 16-bit values, but turn all above 255 white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    if image.mode != "RGBA":
+        image = image.convert("RGBA")
+    ground = Image.new("RGB", image.size, GROUND)
+    ground.paste(image, mask=image)
+    return ground
 
 
 @contextlib.contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Failure where PIL cannot decode an image of which it could read the header."""
+    """Turns any error of PIL's decoders into a Failure that names the image."""
     try:
         yield
     except Exception as error:  # PIL's decoders raise OSError, ValueError, SyntaxError and others
@@ -173,18 +329,31 @@ def decoding(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def skippable(sample: Any) -> Iterator[None]:
-    """Failure of an image that training comes to: of a folder's says what leaves it out."""
+    """Adds to the Failure of a folder's image that --skip-bad leaves it out."""
     try:
         yield
     except Failure as problem:
-        remedy = "; --skip-bad leaves such images out" if isinstance(sample, Path) else ""
-        raise Failure(f"{problem}{remedy}") from None
+        if not isinstance(sample, Path):
+            raise
+        remedy = "--skip-bad leaves such images out, in training and in `data build folder`"
+        raise Failure(f"{problem}; {remedy}") from None
 
 
-def _reason(error: Exception) -> str:
-    """The error's message, shortened, without the address of the buffer that PIL names in it."""
+def _reason(error: Exception, content: bytes = b"") -> str:
+    """Returns the error's message, shortened, without the address of PIL's buffer.
+
+    Args:
+        error: The error of PIL.
+        content: The encoded image, if it could not be opened.
+    """
     message = " ".join(str(error).split())
     if message.startswith("cannot identify"):
-        return f"it is no {', '.join(FORMATS)}"
+        found = format_of(content[:START])
+        if not content:
+            return "the file is empty"
+        if found in FORMATS:
+            return f"it begins as a {found}, and is damaged or cut off"
+        formats = ", ".join(FORMATS)
+        return f"it is {found}, and no {formats}" if found else f"it is no {formats}"
     message = re.sub(r"<_io.BytesIO[^>]*>", "it", message)
     return message[:120] or type(error).__name__

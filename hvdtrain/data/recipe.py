@@ -1,4 +1,4 @@
-"""Recipes in `datasets/`, with default options or those of a request."""
+"""Recipes in `datasets/`, with their default options or the options of a request."""
 
 import hashlib
 import json
@@ -8,16 +8,16 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert, structs
 
-from hvdtrain.config import recipes
-from hvdtrain.errors import UsageError, unknown
+from hvdtrain.base.config import recipes
+from hvdtrain.base.errors import UsageError, unknown
 
 SOURCES = Path(__file__).parent / "sources"
-FORMAT = 3  # of dataset.toml: what earlier versions have built in the cache is built anew
+FORMAT = 3  # of dataset.toml. Folders of other formats in the cache are built anew.
 KINDS = sorted(path.stem for path in SOURCES.glob("[a-z]*.py"))
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
-    """`datasets/NAME.toml`; datasets/README.md says what each key means."""
+    """The content of `datasets/NAME.toml`; datasets/README.md describes the keys."""
 
     name: str
     title: str
@@ -36,11 +36,11 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, name: str) -> "Recipe":
-        """Read a recipe.
+        """Reads a recipe.
 
         Raises:
-            UsageError: the name is unknown (the known ones are listed), or the recipe has missing or unknown keys, or
-                values of another kind.
+            UsageError: There is no such recipe (the message lists all), or it has missing or
+                unknown keys, or values of other types.
         """
         table = recipes.load("datasets", name)
         try:
@@ -52,28 +52,37 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
         return recipe
 
     def request(self, **options: Any) -> "Recipe":
-        """The same with these values of `seed` and of its options: equal ones, of equal images, give equal bytes.
+        """Returns the recipe with the options of a request, `seed` among them.
+
+        Equal requests of equal images give equal bytes.
 
         Raises:
-            UsageError: the recipe has no such option, or a value is out of range.
+            UsageError: The recipe has no such option, or a value is out of range.
         """
         defaults = {"seed": self.seed, **self.options}
         for option, value in options.items():
             if option not in defaults:
-                raise UsageError(f"data set '{self.name}' has no option '{option}': it takes {', '.join(defaults)}")
+                raise UsageError(
+                    f"data set '{self.name}' has no option '{option}': "
+                    f"it takes {', '.join(defaults)}"
+                )
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{option} {value} is not a finite number")
         chosen = {"split": self.files.get("split", "random")} | defaults | options
         if chosen.get("link", "copy") != "copy" and chosen.get("resize"):
-            raise UsageError(f"--link {chosen['link']} does not go with --resize {chosen['resize']}: use --resize 0")
+            raise UsageError(
+                f"--link {chosen['link']} does not go with --resize {chosen['resize']}: "
+                "use --resize 0"
+            )
         if self.classes and chosen["classes"] not in self.classes:
             raise unknown("--classes", chosen["classes"], list(self.classes))
         if chosen.get("classes") and chosen.get("num_classes") != self.options.get("num_classes"):
             raise UsageError("--classes and --num-classes exclude each other: give one")
-        return structs.replace(self, options=chosen, validation=chosen.get("validation", self.validation))
+        validation = chosen.get("validation", self.validation)
+        return structs.replace(self, options=chosen, validation=validation)
 
     @property
     def key(self) -> str:
-        """A hash of all that is in it, 64 hex digits."""
+        """A hash of the whole recipe, in 64 hex digits."""
         contents = json.dumps([FORMAT, structs.asdict(self)], sort_keys=True)
         return hashlib.sha256(contents.encode()).hexdigest()

@@ -1,41 +1,55 @@
-"""Which samples are trained on at which step: pure arithmetic, the same for every mode and any number of workers.
+"""Sampling: which worker trains on which samples at which step.
 
-Global batch k of an epoch is `permutation[k*G : (k+1)*G]`; it is cut into as many contiguous shares as there are
-workers. In lockstep worker w takes share w of every batch; leased shares go to whoever is ready.
+This is pure arithmetic, the same for every mode and any number of workers. Global batch k of an
+epoch is `permutation[k*G : (k+1)*G]`. It is cut into as many contiguous shares as there are
+workers. In lockstep worker w takes share w of every batch; leased shares go to workers as they
+become ready.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from hvdtrain.numerics.split import even_range, proportional_range
+from hvdtrain.base.numerics.split import even_range, proportional_range, steps_before_round
 
-SPREAD = 8  # over so many blocks the samples of one are mixed
+SPREAD = 8  # blocks over which the samples of one block are mixed
 
 
 @lru_cache(maxsize=2)
 def permutation(samples: int, seed: int, epoch: int, block: int = 0) -> np.ndarray:
-    """The order of an epoch's samples, [samples] int64, from the seed and the epoch alone. Not to be changed.
+    """Returns the order of an epoch's samples, which depends on the seed and the epoch alone.
 
     Args:
-        block: 0, or so many samples come near each other, in every epoch the same ones: those of a block of
-            `packing_order`. Blocks come in any order, and each sample somewhere among those of SPREAD blocks. This is
-            how MosaicML Streaming's py1e mixes samples.
+        samples: The number of samples.
+        seed: The seed of the job.
+        epoch: The epoch, from 1.
+        block: 0, or a number of samples that stay close together in every epoch: those of a block
+            of `packing_order`. The order of blocks is random, and the samples of a block are mixed
+            with those of SPREAD blocks, as MosaicML Streaming's py1e does.
+
+    Returns:
+        Indices of samples, [samples] int64, in an array that cannot be changed.
     """
-    draw = np.random.default_rng([seed, epoch])
-    if block := min(block, samples):
-        places = np.repeat(draw.permutation(-(-samples // block)), block)[:samples]
-        order = packing_order(samples)[np.argsort(places + draw.uniform(0, SPREAD, samples), kind="stable")]
+    rng = np.random.default_rng([seed, epoch])
+    block = min(block, samples)
+    if block:
+        places = np.repeat(rng.permutation(-(-samples // block)), block)[:samples]
+        mixed_places = places + rng.uniform(0, SPREAD, samples)
+        order = packing_order(samples)[np.argsort(mixed_places, kind="stable")]
     else:
-        order = draw.permutation(samples)
+        order = rng.permutation(samples)
     order.flags.writeable = False
     return order
 
 
 def packing_order(samples: int) -> np.ndarray:
-    """The order, [samples] int64, in which training images are packed: mixed, and the same in all runs."""
+    """Returns the order in which training images are packed, [samples] int64.
+
+    It is random, and the same in all runs.
+    """
     return np.random.default_rng(0).permutation(samples)
 
 
@@ -44,14 +58,15 @@ class Share:
     """A worker's part of one global batch.
 
     Attributes:
-        step: of the global batch, counted from 1 over the whole job.
-        epoch: counted from 1.
-        indices: the samples to load. Never empty: a share of a short last batch that has none loads one sample with
-            weight 0, so that its worker takes part in every collective with a gradient of exactly zero.
-        weight: what the mean loss of the share counts, so that the plain average over shares of the weighted
-            gradients is the gradient of the mean over the global batch: workers * len(share) / len(batch).
-        counted: how many of the indices count: none of a share that is empty but for that sample.
-        slot: which share of the batch it is, from 0.
+        step: The step of the global batch, from 1 over the whole job.
+        epoch: The epoch, from 1.
+        indices: The samples to load. Never empty: where a short last batch has no sample for a
+            share, the share loads one sample with weight 0. So its worker takes part in every
+            collective, with a gradient of exactly zero.
+        weight: The factor of the share's mean loss, workers * len(share) / len(batch). With it the
+            plain average of the shares' gradients is the gradient of the global batch's mean loss.
+        counted: The number of samples that count: 0 of a share that loads one with weight 0.
+        slot: The index of the share in its batch, from 0.
     """
 
     step: int
@@ -64,7 +79,16 @@ class Share:
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """The order of training for one worker; block: see permutation."""
+    """The order of training for one worker.
+
+    Attributes:
+        samples: The number of training samples.
+        batch_size: The global batch.
+        seed: The seed of the job.
+        worker: The rank of this worker.
+        workers: The number of workers.
+        block: See permutation.
+    """
 
     samples: int
     batch_size: int
@@ -73,62 +97,89 @@ class BatchSampler:
     workers: int
     block: int = 0
 
+    def of_whole_batches(self) -> "BatchSampler":
+        """Returns a sampler without an epoch's last batch, where that is shorter than the others.
+
+        An epoch that has only this batch keeps it.
+        """
+        whole = self.samples - self.samples % self.batch_size
+        return dataclasses.replace(self, samples=whole or self.samples)
+
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.samples // self.batch_size)
 
     def trained(self, step: int) -> int:
-        """How many samples all global batches up to this step have together."""
+        """Returns how many samples all global batches up to this step have together."""
         epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * self.samples + steps * self.batch_size
 
     def round_of(self, step: int, every: int) -> int:
-        """Which round, from 0 over the whole job, comes after so many steps. A round has `every` steps; the last of an
-        epoch may have fewer.
+        """Returns the round that comes after so many steps, from 0 over the whole job.
+
+        A round has `every` steps. The last round of an epoch may have fewer.
         """
         epochs, steps = divmod(step, self.steps_per_epoch)
         return epochs * -(-self.steps_per_epoch // every) + steps // every
 
     def steps_before(self, number: int, every: int) -> int:
-        """How many steps are over when this round begins."""
-        epochs, rounds = divmod(number, -(-self.steps_per_epoch // every))
-        return epochs * self.steps_per_epoch + rounds * every
+        """Returns how many steps precede a round."""
+        return steps_before_round(number, self.steps_per_epoch, every)
 
     def steps_of_round(self, number: int, every: int, until: int | None) -> range:
-        """Steps of a round, each by how many come before it; none beyond so many, if there is a limit."""
-        first, last = (self.steps_before(n, every) for n in (number, number + 1))
+        """Returns the steps of a round, from 0, without steps from `until` on.
+
+        Args:
+            number: The round, from 0.
+            every: Steps of a round.
+            until: The number of steps of the job; None where it has no limit.
+        """
+        first = self.steps_before(number, every)
+        last = self.steps_before(number + 1, every)
         return range(first, last if until is None else min(last, until))
 
     def epoch(self, epoch: int, done: int = 0) -> Iterator[Share]:
-        """This worker's shares of one epoch (from 1), in order, of equal length; without those of the first
-        `done` steps. Each is made when it is asked for: an epoch of a million samples has many.
+        """Yields this worker's equal shares of one epoch, in order.
+
+        Args:
+            epoch: The epoch, from 1.
+            done: Steps of the epoch that are skipped.
         """
         first = (epoch - 1) * self.steps_per_epoch
         return self._equal_shares(first + done, first + self.steps_per_epoch)
 
     def _equal_shares(self, after: int, until: int) -> Iterator[Share]:
-        """This worker's equal shares of the steps after that up to `until`."""
+        """Yields this worker's equal shares of the steps from `after` + 1 to `until`."""
         return (self.share(step * self.workers + self.worker) for step in range(after, until))
 
     def needed(self, after: int, until: int | None) -> Sequence[int]:
-        """The samples of this worker's shares of the steps after that up to `until`, where those are no more than an
-        epoch's; else, and where nobody knows how many there will be (None), all.
+        """Returns the samples that this worker needs in the steps from `after` + 1 to `until`.
+
+        These are all samples where the steps are more than an epoch's, or where `until` is None.
         """
         if until is None or until - after > self.steps_per_epoch:
             return range(self.samples)
-        return [index for share in self._equal_shares(after, until) for index in share.indices]
+        indices: list[int] = []
+        for share in self._equal_shares(after, until):
+            indices += share.indices
+        return indices
 
     def share(self, number: int, speeds: Sequence[float] = ()) -> Share:
-        """A share by its number, from 0 over the whole job: number = (step - 1) * workers + slot.
+        """Returns a share by its number over the whole job, (step - 1) * workers + slot.
 
         Args:
-            speeds: of each slot's worker: shares are in proportion to them. Else they are equal.
+            number: The number, from 0.
+            speeds: The speed of each slot's worker: shares are in proportion to these. Without
+                speeds shares are equal.
         """
         batch_number, slot = divmod(number, self.workers)
         epoch, k = divmod(batch_number, self.steps_per_epoch)
         order = permutation(self.samples, self.seed, epoch + 1, self.block)
         batch = order[k * self.batch_size : (k + 1) * self.batch_size]
-        places = proportional_range(len(batch), slot, speeds) if speeds else even_range(len(batch), slot, self.workers)
+        if speeds:
+            places = proportional_range(len(batch), slot, speeds)
+        else:
+            places = even_range(len(batch), slot, self.workers)
         return Share(
             step=batch_number + 1,
             epoch=epoch + 1,

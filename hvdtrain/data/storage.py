@@ -1,4 +1,4 @@
-"""The user's cache, and folders that only one process at a time makes and that appear complete or not at all."""
+"""The user's cache, folders that appear complete or not at all, and work on all cores."""
 
 import ctypes
 import os
@@ -10,12 +10,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hvdtrain.errors import UsageError
-from hvdtrain.formatting import some_of
-from hvdtrain.system.locks import locked_by, open_locked
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import some_of
+from hvdtrain.base.system.locks import locked_by, open_locked
 
-WAVE = 128  # images for each core that are taken before the next are
-PART = 64  # that a thread takes at once, at most: to hand over one takes longer than to read a small file
+WAVE = 128  # images for each core that are started together
+# Images that a thread takes at once, at most: to hand over one takes longer than to read a small
+# file.
+CHUNK = 64
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,7 +25,10 @@ Progress = Callable[[int, int], None]  # images that are done, images in all
 
 
 def cache_root() -> Path:
-    """Where built-in data sets and downloads are kept; it need not exist. HVDTRAIN_CACHE moves it."""
+    """Returns the folder for built-in data sets and downloads, which need not exist.
+
+    The environment variable HVDTRAIN_CACHE moves it.
+    """
     import platformdirs
 
     return Path(os.environ.get("HVDTRAIN_CACHE") or platformdirs.user_cache_dir("hvdtrain"))
@@ -31,27 +36,41 @@ def cache_root() -> Path:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Keep other processes from making the same file or folder. The lock of a process that dies is released."""
+    """Blocks until this process has the lock on a file or folder that it is to make.
+
+    The lock of a process that dies is released.
+
+    Raises:
+        UsageError: The lock file cannot be written or locked.
+    """
     path = out.with_name(f".{out.name}.hvdtrain-lock")
     try:
         file = open_locked(path)
     except OSError as error:
         what = f"cannot write in '{path.parent}'" if error.filename else f"cannot lock '{path}'"
-        raise UsageError(f"{what}: {error.strerror}") from None
+        remedy = ""
+        if path.is_relative_to(cache_root()):
+            remedy = ". It is in your cache, which HVDTRAIN_CACHE=FOLDER moves"
+        raise UsageError(f"{what}: {error.strerror}{remedy}") from None
     with locked_by(file, path):
         yield
 
 
 @contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` when the block ends without an exception. Needs the lock on `out`.
+    """Yields a folder to fill, which is renamed to `out` if the block raises no exception.
 
-    All that is in it is on the disk before it has its name: after a power cut it is whole, or missing.
+    The caller holds the lock on `out`. All files are on the disk before the folder is renamed, so
+    that after a power cut it is complete or missing.
     """
-    partial, replaced = (out.with_name(f".{out.name}.hvdtrain-{what}") for what in ("partial", "replaced"))
+    partial = out.with_name(f".{out.name}.hvdtrain-partial")
+    replaced = out.with_name(f".{out.name}.hvdtrain-replaced")
     leftovers = [partial, replaced]
+    # A process may have been killed between the two renames below.
+    if replaced.exists() and not out.exists():
+        replaced.rename(out)
     try:
-        for leftover in leftovers:  # of a process that was killed
+        for leftover in leftovers:
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         yield partial
@@ -60,7 +79,8 @@ def atomic_folder(out: Path) -> Iterator[Path]:
             out.rename(replaced)
         try:
             partial.rename(out)
-        except BaseException:  # something has taken its place, or the disk failed: what was replaced comes back
+        except BaseException:
+            # Another file is at `out` now, or the disk failed. Restore the folder of before.
             if replaced.exists() and not out.exists():
                 replaced.rename(out)
             raise
@@ -70,15 +90,16 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
 
 def check_replaceable(out: Path, contents: Set[str], is_made_here: bool, maker: str) -> bool:
-    """Whether a command's earlier results are at `out`; False where nothing is, or an empty folder.
+    """Returns whether `out` has a command's earlier results; False if it is missing or empty.
 
     Args:
-        contents: names of all that the command puts into such a folder.
-        is_made_here: whether what is in it says that the command made it.
-        maker: the command.
+        out: The folder that a command is to write.
+        contents: The names of all that the command puts into such a folder.
+        is_made_here: Whether the files in `out` say that the command made them.
+        maker: The command.
 
     Raises:
-        UsageError: anything else is there, or the folder itself cannot be replaced.
+        UsageError: `out` has anything else, or cannot be replaced.
     """
     if not out.exists():
         return False
@@ -88,21 +109,38 @@ def check_replaceable(out: Path, contents: Set[str], is_made_here: bool, maker: 
         raise UsageError(f"'{out}' itself cannot be replaced: name a new folder inside it")
     names = set(os.listdir(out))
     if names and not is_made_here:
-        raise UsageError(f"'{out}' is not empty and was not made by `{maker}`: name another folder, or remove it")
-    if foreign := sorted(names - contents):
-        raise UsageError(f"'{out}' holds what `{maker}` has not put there ({some_of(foreign)}): name another folder")
+        raise UsageError(
+            f"'{out}' is not empty and was not made by `{maker}`: name another folder, or remove it"
+        )
+    foreign = sorted(names - contents)
+    if foreign:
+        raise UsageError(
+            f"'{out}' holds what `{maker}` has not put there ({some_of(foreign)}): "
+            "name another folder"
+        )
     return bool(names)
 
 
 def fetch_whole(filesystem: Any, path: str, local: Path, most: int) -> None:
-    """Copy a file of one of fsspec's file systems. ValueError as soon as more than `most` bytes come."""
+    """Copies a file of an fsspec file system to this host.
+
+    Args:
+        filesystem: The file system.
+        path: The path in the file system.
+        local: The path of the copy.
+        most: Bytes that the file may have.
+
+    Raises:
+        ValueError: The file has more than `most` bytes. No more of them are read then.
+    """
     from fsspec.callbacks import Callback
 
-    def check(_: int | None, come: int, **__: Any) -> None:
-        if come > most:
+    def check(_: int | None, received: int, **__: Any) -> None:
+        if received > most:
             raise ValueError(f"more than {most:,} bytes come")
 
-    if getattr(filesystem, "local_file", False):  # which calls nothing back
+    # A local file system does not call back.
+    if getattr(filesystem, "local_file", False):
         check(None, os.path.getsize(path))
     filesystem.get_file(path, str(local), callback=Callback(hooks={"most": check}))
 
@@ -110,13 +148,28 @@ def fetch_whole(filesystem: Any, path: str, local: Path, most: int) -> None:
 def on_all_cores(
     work: Callable[[T], R], items: Iterable[T], total: int = 0, progress: Progress | None = None
 ) -> Iterator[tuple[T, R]]:
-    """Each item with what `work` makes of it, in order. Items are taken no faster than they are worked on."""
-    remaining, cores, done = iter(items), len(os.sched_getaffinity(0)), 0
+    """Applies `work` to items in threads, and yields each item and its result, in order.
+
+    At most WAVE items for each core are taken ahead of what has been yielded.
+
+    Args:
+        work: The function to apply.
+        items: The items.
+        total: The number of items, for `progress`.
+        progress: Called after each item.
+    """
+    remaining = iter(items)
+    cores = len(os.sched_getaffinity(0))
+    done = 0
+
+    def work_on(chunk: list[T]) -> list[R]:
+        return [work(item) for item in chunk]
+
     with ThreadPoolExecutor(cores, thread_name_prefix="images") as pool:
         while wave := list(islice(remaining, WAVE * cores)):
-            size = min(PART, -(-len(wave) // cores))  # of few, each core has some
-            parts = [wave[first : first + size] for first in range(0, len(wave), size)]
-            results = chain.from_iterable(pool.map(lambda part: [work(item) for item in part], parts))
+            size = min(CHUNK, -(-len(wave) // cores))  # each core has some, even of a few items
+            chunks = [wave[first : first + size] for first in range(0, len(wave), size)]
+            results = chain.from_iterable(pool.map(work_on, chunks))
             for item, result in zip(wave, results, strict=True):
                 done += 1
                 if progress:
@@ -125,7 +178,10 @@ def on_all_cores(
 
 
 def _write_out(folder: Path) -> None:
-    """Have the disk hold what was written in the folder's file system: one call for any number of files."""
+    """Blocks until all that was written to the folder's file system is on the disk.
+
+    This is one call for any number of files.
+    """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(opened):

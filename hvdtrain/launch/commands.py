@@ -4,36 +4,64 @@ import dataclasses
 import shlex
 import time
 from functools import partial
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain import modes
-from hvdtrain.config import recipes
-from hvdtrain.config.command_line import NUM_SERVERS, NUM_WORKERS, TRUST, GroupedCommand, given_options
-from hvdtrain.config.file import read_config, started_workers
-from hvdtrain.config.option_types import EQUAL, Folder, ServerNumber
-from hvdtrain.config.recipes import Launcher
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
+from hvdtrain.base import modes
+from hvdtrain.base.config import recipes
+from hvdtrain.base.config.command_line import (
+    NUM_SERVERS,
+    NUM_WORKERS,
+    SCRIPT_WORDS,
+    TRUST,
+    GroupedCommand,
+    given_options,
+    with_script_words,
+)
+from hvdtrain.base.config.file import read_config, started_workers
+from hvdtrain.base.config.option_types import EQUAL, Folder, ServerNumber
+from hvdtrain.base.config.recipes import Launcher
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.base.system.preempt import EXIT_CODE
 from hvdtrain.launch.allocation import allocated_hosts
 from hvdtrain.launch.copies import check_destination, copy_commands, copy_here_to
-from hvdtrain.launch.hosts import RECIPE_OF_JOB, Host, allocate, given_hosts, host_options, secrets_option
+from hvdtrain.launch.hosts import (
+    RECIPE_OF_JOB,
+    Host,
+    allocate,
+    given_hosts,
+    host_options,
+    secrets_option,
+)
+from hvdtrain.launch.job_log import log_text
 from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import end_process
-from hvdtrain.launch.records import cancel, claimed, forget, read_record
-from hvdtrain.launch.supervise import STOP_TIMEOUT_S, log_file, supervise
-from hvdtrain.runs.folder import CONFIG, check_free, last_saved_step, name_one_of, refuse_links
-from hvdtrain.runs.launched import remembered
+from hvdtrain.launch.recipe import LaunchCommand
+from hvdtrain.launch.records import Claim, cancel, claimed, forget, read_record
+from hvdtrain.launch.supervise import STOP_TIMEOUT_S, hand_over, log_file, supervise
+from hvdtrain.runs.folder import (
+    CONFIG,
+    check_free,
+    last_saved_step,
+    launch_folder,
+    name_one_of,
+    refuse_links,
+    refuse_others,
+)
+from hvdtrain.runs.read import last_launch
 from hvdtrain.runs.request import (
-    changed_for_good,
+    another_job_error,
     check,
     check_elastic,
+    check_functions,
     check_joinable,
     check_trusted,
     check_workers,
-    of_another_job,
+    fixed_options_changed,
     resumed_options,
     train_options,
 )
@@ -41,49 +69,86 @@ from hvdtrain.runs.request import (
 
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--launcher", type=recipes.launcher, metavar="NAME|FILE",
-    help=f"How ranks are started, by a recipe in launchers/: {', '.join(recipes.names('launchers'))}; or by a file, "
-    "./site.toml  [default: local, with -H ssh; with --resume as before].",
-)  # fmt: skip
-@click.option(*NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before.")
-@click.option(*NUM_SERVERS, type=ServerNumber(), help="Parameter servers, or `equal` to the workers; likewise.")
+    "--launcher",
+    type=recipes.launcher,
+    metavar="NAME|FILE",
+    help="How ranks are started, by a recipe in launchers/: "
+    f"{', '.join(recipes.names('launchers'))}; or by a file, ./site.toml  [default: local, with "
+    "-H ssh].",
+)
+@click.option(
+    *NUM_WORKERS, type=click.IntRange(1), help="Workers; with --resume, by default as before."
+)
+@click.option(
+    *NUM_SERVERS,
+    type=ServerNumber(),
+    help="Parameter servers, or `equal` to the workers; likewise.",
+)
 @host_options
 @click.option(
-    "--sync-dst-dir", metavar="DIR",
-    help="First make DIR on every host a copy of this folder, with rsync, and run there. DIR must be new, empty, or an "
-    "earlier copy. Hidden files, runs and data are left out.",
-)  # fmt: skip
+    "--sync-dst-dir",
+    metavar="DIR",
+    help="First make DIR on every host a copy of this folder, with rsync, and run there. DIR must "
+    "be new, empty, or an earlier copy. Hidden files, runs and data are left out.",
+)
 @click.option(
-    "--network-interface", "interface", default="", metavar="NAME",
-    help="By which hosts reach each other  [default: the one with the address that their names mean].",
-)  # fmt: skip
-@click.option("--out", default="", type=Folder(), help="Run folder, new or empty  [default: runs/launch-TIME].")
+    "--network-interface",
+    "interface",
+    default="",
+    metavar="NAME",
+    help="By which hosts reach each other  [default: the one with the address that their names "
+    "mean].",
+)
+@click.option(
+    "--out",
+    default="",
+    type=Folder(),
+    help="Run folder, new or empty  [default: runs/launch-TIME].",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in --out after its last snapshot.")
 @click.option(
-    "--retries", type=click.IntRange(0), default=0, show_default=True, metavar="R",
+    "--retries",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="R",
     help="Start the job again so many times if it fails: it goes on after its last snapshot.",
-)  # fmt: skip
+)
 @click.option(
-    "--respawn", is_flag=True,
-    help="Start a worker that is lost again, while the others go on, and a server that is killed, for which they wait: "
-    "in ps-async and ps-ssp with --wire zmq, and in rings with --elastic, on this machine; by ray, a worker on any "
-    "node, and no server.",
-)  # fmt: skip
+    "--respawn",
+    is_flag=True,
+    help="Start a worker that is lost again, while the others go on, and a server that is killed, "
+    "for which they wait: in ps-async and ps-ssp with --wire zmq, and in rings with --elastic, on "
+    "this machine; by ray, a worker on any node, and no server.",
+)
 @TRUST
 @click.option(
-    "--elastic", is_flag=True,
-    help="A ring goes on without workers that die, in the same processes, and takes others when an epoch is over: "
-    "allreduce, ddp and sharded on CPUs, by --launcher local, ray or ssh.",
-)  # fmt: skip
+    "--elastic",
+    is_flag=True,
+    help="A ring goes on without workers that die, in the same processes, and takes others when "
+    "an epoch is over: allreduce, ddp and sharded on CPUs, by --launcher local, ray or ssh.",
+)
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
 @click.argument("train_options", nargs=-1, type=click.UNPROCESSED, metavar="-- TRAIN OPTIONS")
 def launch(
-    launcher: Launcher | None, workers: int | None, servers: Any, hosts: str | None, hostfile: Path | None,
-    sync_dst_dir: str | None, interface: str, out: str, resume: bool, retries: int,
-    respawn: bool, elastic: bool, trust_model: bool, secrets: dict[str, str], dry_run: bool,
+    launcher: Launcher | None,
+    workers: int | None,
+    servers: Any,
+    hosts: str | None,
+    hostfile: Path | None,
+    sync_dst_dir: str | None,
+    interface: str,
+    out: str,
+    resume: bool,
+    retries: int,
+    respawn: bool,
+    elastic: bool,
+    trust_model: bool,
+    secrets: dict[str, str],
+    dry_run: bool,
     train_options: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     """Start a job of so many workers and servers.
 
     \b
@@ -91,15 +156,18 @@ def launch(
       hvdtrain launch --launcher ssh -n 3 -s 1 -H node1:2,node2:2 -- --mode ps-async
       hvdtrain launch --launcher slurm -n 8 --dry-run -- --mode allreduce --dataset s3://bucket/coil
 
-    What follows -- is for `hvdtrain train`; without --mode it is allreduce, and with servers ps-sync. Servers, the
-    first ranks, are spread over the hosts. Hosts are looked at before anything starts: the same code and versions,
-    clocks, memory, the run folder on storage that they share, and connections between them. SIGTERM, and `hvdtrain
-    stop`, let the ranks save a snapshot before they leave.
+    What follows -- is for `hvdtrain train`; without --mode it is allreduce, and with servers
+    ps-sync. Servers, the first ranks, are spread over the hosts. Hosts are looked at before
+    anything starts: the same code and versions, clocks, memory, the run folder on storage that they
+    share, and connections between them. SIGTERM, and `hvdtrain stop`, let the ranks save a snapshot
+    before they leave.
     """
     resumed = _config_to_resume(out, workers) if resume else None
     recipe, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
     workers = workers or (started_workers(resumed) if resumed else None)
-    config = _train_config(train_options, workers if servers == EQUAL else servers, resumed, trust_model, elastic)
+    if servers == EQUAL:
+        servers = workers
+    config = _train_config(train_options, servers, resumed, trust_model, elastic)
     if not workers:
         raise UsageError("-n is missing: how many workers?")
     check_workers(config.for_workers(workers), workers)
@@ -114,33 +182,81 @@ def launch(
     if not resume:
         check_free(folder)
     make_command = partial(
-        prepare, recipe, config, workers, used, folder, check=not dry_run, working_folder=destination,
-        interface=interface, resume=True, all_options=resumed is not None, measure=True, respawn=respawn,
-        secrets=secrets, elastic=elastic,
-    )  # fmt: skip
+        prepare,
+        recipe,
+        config,
+        workers,
+        used,
+        folder,
+        check=not dry_run,
+        working_folder=destination,
+        interface=interface,
+        resume=True,
+        all_options=resumed is not None,
+        measure=True,
+        respawn=respawn,
+        secrets=secrets,
+        elastic=elastic,
+    )
     names = [host.name for host in used]
     if dry_run:
         copying = copy_commands(names, destination) if destination else {}
-        lines = [shlex.join(command) for commands in copying.values() for command in commands]
+        lines = [shlex.join(command) for command in chain.from_iterable(copying.values())]
         click.echo("\n".join([*lines, make_command().dry_run_text()]))
         return
+    refuse_others(folder, launch_folder(folder))
     refuse_links(folder)
-    with claimed(folder, recipe) as job:
-        if not resume:  # again: another job may have come and ended meanwhile
-            check_free(folder)
+    with claimed(folder, recipe) as claim:
+        if not resume:
+            check_free(folder)  # again, since another job may have come and ended meanwhile
         if destination:
             copy_here_to(names, destination)
-        supervise(command := make_command(), folder, retries, respawn and recipe.local)
-        if recipe.stop:
-            printed = log_file(folder).read_text().split() or [""]  # the job's number last
-            job |= {"job": printed[-1], "name": command.name}
+        command = make_command()
+        if recipe.script_name:
+            _submit(command, folder, claim)
+        else:
+            supervise(command, folder, retries, respawn and recipe.local)
+
+
+def _submit(command: LaunchCommand, folder: Path, claim: Claim) -> None:
+    """Hands a job over to its scheduler.
+
+    The record has the job's name before, by which it can be ended, and the scheduler's number of it
+    afterwards.
+
+    Raises:
+        Failure: the scheduler did not take the job.
+        SystemExit: SIGTERM came meanwhile.
+    """
+    if claim.recipe.stop:
+        claim.will_hand_over(command.name)
+    try:
+        was_stopped = hand_over(command, folder)
+    except Failure:
+        claim.was_refused()
+        raise
+    if claim.recipe.stop:
+        printed = log_text(log_file(folder)).split() or [""]  # the job's number last
+        claim.was_handed_over(printed[-1])
+    if was_stopped:
+        click.echo(
+            f"hvdtrain: {claim.recipe.name} has the job: `hvdtrain stop {folder}` ends it", err=True
+        )
+        raise SystemExit(EXIT_CODE)
 
 
 def _config_to_resume(out: str, workers: int | None) -> Path | None:
-    """The config.toml of the run to go on with; None where workers are given, and the run is to begin or in pods."""
+    """Returns the config.toml of the run to resume.
+
+    None if there is none but workers are given: then the run begins, or its folder is in pods.
+
+    Raises:
+        UsageError: there is no run in the folder, and no number of workers.
+    """
     if not out:
         raise UsageError("--resume needs --out: the folder of the run to go on with")
-    if (config := Path(out, CONFIG)).is_file():
+    config = Path(out, CONFIG)
+    if config.is_file():
         return config
     if not workers:
         where = name_one_of(Path(out)) or "; name the folder of one, or begin one there with -n"
@@ -148,32 +264,48 @@ def _config_to_resume(out: str, workers: int | None) -> Path | None:
     return None
 
 
-def _where(given: Launcher | None, listed: list[Host], resumed: Path | None) -> tuple[Launcher, list[Host]]:
-    """The recipe, and the hosts; none where it finds them itself, or is for this machine.
+def _where(
+    given: Launcher | None, listed: list[Host], resumed: Path | None
+) -> tuple[Launcher, list[Host]]:
+    """Returns the recipe and the hosts; no hosts if the recipe finds them, or is for this machine.
 
     Args:
         listed: the hosts that were given.
-        resumed: the folder of a run to go on with.
+        resumed: the folder of the run to resume.
+
+    Raises:
+        UsageError: the run was launched elsewhere, and it is not said where it is to go on.
     """
-    before = remembered(resumed) if resumed else None
-    name = given.name if given else before.launcher if before else "ssh" if listed else "local"
-    recipe = given if given or name.endswith(recipes.SUFFIX) else recipes.launcher(name)
-    listed = listed or (allocated_hosts(recipe) if recipe else [])
-    if before and (not recipe or (before.hosts and before.launcher == name and not listed)):
+    recipe = given or recipes.launcher("ssh" if listed else "local")
+    listed = listed or allocated_hosts(recipe)
+    before = last_launch(resumed) if resumed else None
+    if not before or before.launcher == "local":
+        return recipe, listed
+    if before.launcher == recipe.name:
+        is_unclear = bool(before.hosts) and not listed
+    else:
+        is_unclear = not given
+    if is_unclear:
         raise UsageError(
-            f"{resumed} was launched with `{shlex.join(before.place_options())}`: give that again, or another "
-            "--launcher; a run folder may be a stranger's, and does not say where ssh goes"
+            f"{resumed} was launched with `{shlex.join(before.place_options())}`: give that again, "
+            "or another --launcher; a run folder may be a stranger's, and does not say who starts "
+            "ranks, nor where"
         )
-    assert recipe
     return recipe, listed
 
 
 def _check_recipe_can(
     recipe: Launcher, config: RunConfig, workers: int, retries: int, respawn: bool, elastic: bool
-) -> None:  # fmt: skip
-    """UsageError where a job cannot be started again like this, or its workers not, or cannot go on without one."""
+) -> None:
+    """Checks that the recipe can do what --retries, --respawn and --elastic need.
+
+    Raises:
+        UsageError: it cannot.
+    """
     if retries and recipe.script_name:
-        raise UsageError(f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over")
+        raise UsageError(
+            f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over"
+        )
     if respawn:
         check_joinable(config, "--respawn", elastic)
     if respawn and not recipe.local and not recipe.mentions("{join}"):
@@ -183,46 +315,68 @@ def _check_recipe_can(
         )
     if elastic and not recipe.elastic:
         can = [name for name in recipes.names("launchers") if recipes.launcher(name).elastic]
-        raise UsageError(f"--elastic is for --launcher {', '.join(can)}: {recipe.name} ends all ranks")
+        raise UsageError(
+            f"--elastic is for --launcher {', '.join(can)}: {recipe.name} ends all ranks"
+        )
     if elastic and workers == 1:
-        raise UsageError("--elastic needs two workers or more: without the first one nothing goes on")
+        raise UsageError(
+            "--elastic needs two workers or more: without the first one nothing goes on"
+        )
 
 
 def _check_same_job(out: Path, resumed: Path, config: RunConfig, workers: int) -> None:
-    """UsageError where a run that has come to something is to go on as another."""
+    """Checks that a run with results keeps the options that may not change.
+
+    Raises:
+        UsageError: some have changed.
+    """
     if last_saved_step(out) is None and not (out / "summary.json").is_file():
         return
-    asked = dataclasses.replace(config.for_workers(workers), width=config.taken_width)
-    if different := changed_for_good(read_config(resumed), asked):
-        raise of_another_job(out, different)
+    effective = dataclasses.replace(config.for_workers(workers), width=config.effective_width)
+    changes = fixed_options_changed(read_config(resumed), effective)
+    if changes:
+        raise another_job_error(out, changes)
 
 
 def _train_config(
-    arguments: tuple[str, ...], servers: int | None, resumed: Path | None, trusts: bool, elastic: bool
-) -> RunConfig:  # fmt: skip
-    """Parse what follows --, as `hvdtrain train` would.
+    arguments: tuple[str, ...],
+    servers: int | None,
+    resumed: Path | None,
+    trusts: bool,
+    elastic: bool,
+) -> RunConfig:
+    """Returns the configuration that the arguments after -- give, as `hvdtrain train` parses them.
 
     Args:
-        servers: None where -s is not given.
-        resumed: the config.toml of the run that the job goes on with.
-        trusts: import what code that names.
+        servers: the number of servers; None if -s is not given.
+        resumed: the config.toml of the run to resume.
+        trusts: whether code that it names may be imported.
     """
-    launch_options = {name for option in launch.params for name in option.opts}
-    for name in (argument.split("=")[0] for argument in arguments):
+    launch_options = set(chain.from_iterable(option.opts for option in launch.params))
+    of_train = takewhile(lambda word: word != "--", arguments)
+    for argument in of_train:
+        name, _, _ = argument.partition("=")
         if name in launch_options:
-            raise UsageError(f"{name} is for launch: give {'-s' if name in NUM_SERVERS else name} before --")
+            raise UsageError(
+                f"{name} is for launch: give {'-s' if name in NUM_SERVERS else name} before --"
+            )
 
     @click.command("train", cls=GroupedCommand)
     @train_options("servers", mode="ps-sync" if servers else "allreduce")
+    @SCRIPT_WORDS
     @click.pass_context
-    def train(ctx: click.Context, **options: Any) -> RunConfig:
+    def train(ctx: click.Context, script_words: tuple[str, ...], **options: Any) -> RunConfig:
         options["servers"] = servers or 0
+        options = with_script_words(options, script_words)
         if resumed:
-            given = given_options(ctx, options) | ({"servers"} if servers is not None else set())
+            given = given_options(ctx, options)
+            if servers is not None:
+                given |= {"servers"}
             options = resumed_options(resumed, options, given)
             check_trusted(options, given, trusts, resumed)
         if elastic:
             check_elastic(RunConfig(**options))
+        check_functions([options["model"]], options["dataset"])
         if modes.declared(options["mode"]).has_servers and not options["servers"]:
             raise UsageError(f"--mode {options['mode']} needs a server: add -s 1 before --")
         return check(RunConfig(**options))
@@ -239,16 +393,21 @@ def _train_config(
 def stop(out: Path, launcher: Launcher | None) -> None:
     """End the job that `hvdtrain launch` started with --out RUN, on all its hosts.
 
-    It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or cancels the job that
-    it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with it.
+    It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or
+    cancels the job that it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with
+    it.
     """
-    record = read_record(out.absolute(), launcher)
+    run = out.absolute()
+    record = read_record(run, launcher)
     if not record:
         raise UsageError(f"{out}: no job that `hvdtrain launch` started is running there")
-    was_running = (
-        cancel(record, STOP_TIMEOUT_S) if "job" in record else end_process(out.absolute(), record, STOP_TIMEOUT_S)
-    )
-    forget(out.absolute(), record)
+    was_running = False
+    if "job" not in record:
+        was_running = end_process(run, record, STOP_TIMEOUT_S)
+        record = read_record(run, launcher)  # changed if the job was being handed over
+    if "name" in record:
+        was_running = cancel(record, STOP_TIMEOUT_S)
+    forget(run, record)
     if not was_running:
         raise UsageError(f"{out}: its job has ended already")
     click.echo(f"{out}: its job has ended")

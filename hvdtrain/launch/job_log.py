@@ -1,4 +1,4 @@
-"""Reads the log of a job, which has what its starter and its ranks printed: lines by rank, and why it failed."""
+"""The log of a job, to which the starter and the ranks print: which rank failed, and why."""
 
 import contextlib
 import re
@@ -8,42 +8,64 @@ from pathlib import Path
 
 import click
 
-from hvdtrain.config.untrusted import read_whole
-from hvdtrain.errors import Failure
+from hvdtrain.base.config.untrusted import read_tail
+from hvdtrain.base.errors import Failure
 
-_LINE = re.compile(r"(?:\[(\d+)\]<std(?:out|err)>: ?)?(.*)")  # starters put `[RANK]<stdout>: ` before a rank's lines
-# What mpirun and horovodrun, and srun, print about the first process that fails: its exit code, or (mpirun) a signal.
-_FIRST_EXIT = re.compile(r"Process name: (?:\[.*,)?(\d+)\]?\s+Exit code: +(\d+)")
-_FIRST_OF_SRUN = re.compile(r"srun: error: \S+: tasks? (\d+)[\d,-]*: Exited with exit code (\d+)")
-_FIRST_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
-# What MPI prints in a process that it ends because a peer is gone. The starter may report that process before the
-# peer, or instead of it: the peer's rank is unknown then.
-_PEER_LOST = re.compile(r"\[(\d+)\]<stderr>: (?: +Peer host: +\S|.*An error occurred in Socket closed)")
+# None of the patterns backtracks far, since lines of a stranger's log may be long. Starters put
+# `[RANK]<stdout>: ` before a rank's line.
+_LINE = re.compile(r"(?:\[(\d{1,9})\]<std(?:out|err)>: ?)?(.*)")
+# Reports of mpirun and horovodrun, and of srun, about the first process that fails: the exit code,
+# or (mpirun) the signal.
+_FIRST_EXIT = re.compile(r"Process name: (?:\[[^\s,]+,)?(\d{1,9})\]?\s+Exit code: +(\d{1,9})")
+_FIRST_OF_SRUN = re.compile(
+    r"srun: error: \S+: tasks? (\d{1,9})[\d,-]*: Exited with exit code (\d{1,9})"
+)
+_FIRST_SIGNAL = re.compile(
+    r"process rank (\d{1,9}) with PID \d+ on node \S+ exited on\s+signal (\d{1,9})"
+)
+# Reports of MPI in a process that it ends because a peer is gone. The starter may report that
+# process before the peer, or instead of it. Then the peer's rank is unknown.
+_PEER_LOST = re.compile(
+    r"^\[(\d{1,9})\]<stderr>: (?: +Peer host: +\S|.*An error occurred in Socket closed)",
+    re.MULTILINE,
+)
 _SAID = re.compile(r"^\[\d+\]<stderr>: ?(.*\w.*)", re.MULTILINE)
 _MESSAGE = re.compile(r"\s*hvdtrain: (.*\w.*)")
-# What ranks print of a loss that the job survives, and of what comes after it.
+# Messages of ranks about a loss that the job survives, and about the return of a rank.
 _SURVIVED = re.compile(r"the others go on without it|rank \d+ has joined|was killed and is back")
 
-MAX_LINES, MAX_LINE_LENGTH = 12, 200  # shown of a rank that failed
+# How much is shown of the output of a rank that failed.
+MAX_LINES = 12
+MAX_LINE_LENGTH = 200
+TAIL = 2**24  # bytes that are read at the end of a log
 
 
 def log_text(log: Path) -> str:
-    """What was printed; nothing where that cannot be read."""
+    """Returns the end of a log; empty if it cannot be read."""
     with contextlib.suppress(OSError):
-        return read_whole(log).decode(errors="replace")
+        return read_tail(log, TAIL).decode(errors="replace")
     return ""
 
 
 def log_lines(log: Path) -> list[tuple[int | None, str]]:
-    """The lines of a job's log as (process that printed it, text); None where the starter printed it."""
-    matches = [match for line in log_text(log).splitlines() if (match := _LINE.fullmatch(line))]
-    return [(None if match[1] is None else int(match[1]), match[2]) for match in matches]
+    """Returns the lines of a job's log, each with the process that printed it.
+
+    The process is the starter's number; None for lines of the starter.
+    """
+    lines = []
+    for line in log_text(log).splitlines():
+        match = _LINE.fullmatch(line)
+        if match:
+            process = None if match[1] is None else int(match[1])
+            lines.append((process, match[2]))
+    return lines
 
 
 def first_failed(log: Path) -> tuple[int, int] | None:
-    """The process that failed first, by the starter's number, and its exit code; None where the log does not say.
+    """Returns the process that failed first, by the starter's number, and its exit code.
 
-    The code of a process that a signal ended is 128 plus the signal's number, as in a shell.
+    The exit code is 128 plus the signal's number if a signal ended the process, as in a shell. None
+    if the log does not say.
     """
     text = log_text(log)
     if match := _FIRST_EXIT.search(text) or _FIRST_OF_SRUN.search(text):
@@ -54,47 +76,64 @@ def first_failed(log: Path) -> tuple[int, int] | None:
 
 
 def messages_of(log: Path, process: int | None = None) -> list[str]:
-    """What a process, by the starter's number, said was wrong with it, as all of hvdtrain says it; or all processes."""
-    said = [
-        match[1].rstrip() for by, line in log_lines(log) if process in (None, by) and (match := _MESSAGE.match(line))
-    ]
-    return [message for message in said if not _SURVIVED.search(message)]
-
-
-def failure_reason(log: Path, exit_code: int | None, rank_of: Callable[[int], int] | None = None) -> str:
-    """Why a job failed, in one line, from what its ranks and their starter printed.
+    """Returns hvdtrain's messages about failures in a job's log.
 
     Args:
-        exit_code: the starter's; without it, the reason is empty where they have not said it.
-        rank_of: the rank of a process that the starter numbers; without it, that number is named.
+        process: the starter's number of the process that printed them; None for all processes.
+    """
+    messages = []
+    for printed_by, line in log_lines(log):
+        match = _MESSAGE.match(line)
+        if match and process in (None, printed_by) and not _SURVIVED.search(match[1]):
+            messages.append(match[1].rstrip())
+    return messages
+
+
+def failure_reason(
+    log: Path, exit_code: int | None, rank_of: Callable[[int], int] | None = None
+) -> str:
+    """Returns why a job failed, in one line, from the output of its ranks and their starter.
+
+    Args:
+        exit_code: the starter's exit code. Without it, the reason is empty if the output does not
+            tell.
+        rank_of: returns the rank of a process by the starter's number. Without it, the message has
+            that number.
     """
 
     def name(process: int) -> str:
         return f"rank {rank_of(process)}" if rank_of else f"process {process}"
 
     lines = [(process, line.strip()) for process, line in log_lines(log) if re.search(r"\w", line)]
-    messages, first = messages_of(log), first_failed(log)
+    messages = messages_of(log)
+    first = first_failed(log)
     if first:
         process, code = first
-        if messages_of(log, process):
-            return messages_of(log, process)[0]
-        printed = [line for by, line in lines if by == process]
-        ending = f"{name(process)} {_describe_exit(code)}" + (f": {printed[-1]}" if printed else "")
-        return f"{ending}; {messages[0]}" if messages else f"{ending} (see {log})"
+        own_messages = messages_of(log, process)
+        if own_messages:
+            return own_messages[0]
+        reason = f"{name(process)} {_describe_exit(code)}"
+        printed = [line for printed_by, line in lines if printed_by == process]
+        if printed:
+            reason += f": {printed[-1]}"
+        return f"{reason}; {messages[0]}" if messages else f"{reason} (see {log})"
     if messages:
         return messages[0]
-    if match := _PEER_LOST.search(log_text(log)):
-        return f"another rank is gone: {name(int(match[1]))} lost its connection (see {log})"
+    lost = _PEER_LOST.search(log_text(log))
+    if lost:
+        return f"another rank is gone: {name(int(lost[1]))} lost its connection (see {log})"
     if exit_code is None:
         return ""
-    ended = f"exit code {exit_code}" if exit_code >= 0 else f"its starter {_describe_exit(128 - exit_code)}"
-    # Of a rank, or else of the starter, which goes on to say what it could not clean up.
+    ending = f"exit code {exit_code}"
+    if exit_code < 0:
+        ending = f"its starter {_describe_exit(128 - exit_code)}"
+    # A rank's last error, or the starter's last line, which tells what it could not clean up.
     said = _SAID.findall(log_text(log)) or [line for _, line in lines] or ["no output"]
-    return f"{ended}: {said[-1]} (see {log})"
+    return f"{ending}: {said[-1]} (see {log})"
 
 
 def _describe_exit(code: int) -> str:
-    if code == 255:  # what ssh ends with in both cases
+    if code == 255:  # ssh's exit code in both cases
         return "was ended by a signal, or the ssh connection to its host broke"
     with contextlib.suppress(ValueError):
         return f"was ended by {signal.Signals(code - 128).name}"
@@ -102,22 +141,33 @@ def _describe_exit(code: int) -> str:
 
 
 def job_failure(folder: Path, log: Path, exit_code: int, rank_of: Callable[[int], int]) -> Failure:
-    """The Failure to raise, with the exit code of the rank that failed first. Its last lines are printed, unless it has
-    said itself what was wrong.
+    """Returns the Failure to raise, with the exit code of the rank that failed first.
+
+    Prints the last lines of that rank, unless it has said itself what was wrong.
 
     Args:
         folder: the run folder.
-        log: what the starter and the ranks printed.
-        exit_code: the starter's, negative where a signal ended it.
-        rank_of: the rank of a process that the starter numbers.
+        log: the output of the starter and the ranks.
+        exit_code: the starter's exit code, negative if a signal ended it.
+        rank_of: returns the rank of a process by the starter's number.
     """
     first = first_failed(log)
     if first and not messages_of(log, first[0]):
-        file = folder / "logs" / f"rank.{rank_of(first[0])}.err"
-        if lines := log_text(file).splitlines():  # nothing where the rank has not come so far as to open it
-            click.echo(f"the last lines of rank {rank_of(first[0])}, in {file}:", err=True)
-        for line in lines[-MAX_LINES:]:
-            click.echo(f"    {line[:MAX_LINE_LENGTH]}", err=True)
+        _print_last_lines(folder, rank_of(first[0]))
     failure = Failure(f"the job failed: {failure_reason(log, exit_code, rank_of)}")
-    failure.exit_code = first[1] if first else 128 - exit_code if exit_code < 0 else exit_code or 1
+    if first:
+        failure.exit_code = first[1]
+    elif exit_code < 0:
+        failure.exit_code = 128 - exit_code
+    else:
+        failure.exit_code = exit_code or 1
     return failure
+
+
+def _print_last_lines(folder: Path, rank: int) -> None:
+    file = folder / "logs" / f"rank.{rank}.err"
+    lines = log_text(file).splitlines()  # none if the rank failed before it opened the file
+    if lines:
+        click.echo(f"the last lines of rank {rank}, in {file}:", err=True)
+    for line in lines[-MAX_LINES:]:
+        click.echo(f"    {line[:MAX_LINE_LENGTH]}", err=True)

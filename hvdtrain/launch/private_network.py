@@ -1,12 +1,13 @@
-"""A private network for a job on this machine: a network namespace that has loopback and nothing else.
+"""A private network for a job on this machine: a network namespace with loopback alone.
 
-mpirun opens control ports on all interfaces, and horovodrun an HTTP store, and neither can be told otherwise. What
-listens in there is reached by the job's own processes alone.
+mpirun opens control ports on all interfaces, and horovodrun an HTTP store, and neither can be told
+otherwise. In the namespace only the job's processes reach them.
 
-And a folder in memory that only the job sees, for what starters and MPI keep in files: the kernel removes it with the
-job's last process, however that ends. They cannot when they are killed: mpirun's files in the temporary folder would
-then end the next mpirun that is given its process number, and MPI's shared memory would stay until the next boot. All
-other files, and processes, are this machine's.
+The job also gets a folder in memory that only it sees, for the files of starters and MPI. The
+kernel removes the folder with the job's last process. A killed starter cannot remove its files:
+mpirun's in the temporary folder would end the next mpirun with the same process number, and MPI's
+shared memory would stay until the next boot. The job shares all other files, and processes, with
+this machine.
 """
 
 import ctypes
@@ -17,20 +18,32 @@ from collections.abc import Mapping
 from fcntl import ioctl
 from pathlib import Path
 
-from hvdtrain.config import recipes
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.system.own_code import is_code
+from hvdtrain.base.config import recipes
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.system.own_code import is_code
 
-# Of linux/sched.h, sys/mount.h, linux/sockios.h and linux/if.h.
-_NEW_MOUNT_NAMESPACE, _NEW_USER_NAMESPACE, _NEW_NETWORK_NAMESPACE = 0x00020000, 0x10000000, 0x40000000
-_NO_SUID, _NO_DEVICES, _RECURSIVELY, _TAKE_OTHERS_MOUNTS = 0x2, 0x4, 0x4000, 0x80000
-_SET_INTERFACE_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
+# linux/sched.h
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+# sys/mount.h
+_MS_NOSUID = 0x2
+_MS_NODEV = 0x4
+_MS_REC = 0x4000
+_MS_SLAVE = 0x80000
+# linux/sockios.h
+_SIOCSIFFLAGS = 0x8914
+# linux/if.h: IFF_UP | IFF_RUNNING
+_UP_AND_RUNNING = 0x41
 # Sources of images that never need the network; see data/sources/.
 _WITHOUT_DOWNLOAD = {"digits", "turntable"}
 
 
 def needs_network(config: RunConfig) -> bool:
-    """Whether the ranks of a job read from a URL, or may have to download something first, as a user's code may."""
+    """Returns whether the ranks of a job read from a URL, or may have to download something.
+
+    A user's code may always.
+    """
     from hvdtrain.data.build import is_built
     from hvdtrain.data.find import is_url
     from hvdtrain.data.recipe import Recipe
@@ -48,56 +61,76 @@ def needs_network(config: RunConfig) -> bool:
 
 
 def variables_of(scratch: Path) -> dict[str, str]:
-    """What has mpirun and MPI keep their files in this folder; for enter_private_network's."""
-    return {"PRTE_MCA_prte_tmpdir_base": str(scratch), "OMPI_MCA_btl_sm_backing_directory": str(scratch)}
+    """Returns variables that make mpirun and MPI keep their files in a folder."""
+    return {
+        "PRTE_MCA_prte_tmpdir_base": str(scratch),
+        "OMPI_MCA_btl_sm_backing_directory": str(scratch),
+    }
 
 
 def enter_private_network(scratch: Path) -> None:
-    """Give this process, which must have one thread, a network with loopback alone, and what it starts too.
+    """Moves this process, which must have one thread, into a network with loopback alone.
 
-    Root may do so. Others do it in a user namespace, in which they keep their user's and group's number and gain no
-    rights; not every system allows that.
+    Processes that it starts are in the network too. Root may do so. Other users do it in a user
+    namespace, in which they keep their user's and group's number and gain no rights. Not every
+    system allows that.
 
     Args:
-        scratch: an empty folder; what these processes write there, in memory, nobody else sees.
+        scratch: an empty folder. Files that these processes write there are in memory, and nobody
+            else sees them.
 
     Raises:
-        OSError: this is not possible here, and the process should not go on, since it may be half way.
+        OSError: this is not possible here. The process should not go on, since some of the steps
+            may be done.
     """
-    user, group = os.geteuid(), os.getegid()
-    flags = _NEW_NETWORK_NAMESPACE | _NEW_MOUNT_NAMESPACE | (_NEW_USER_NAMESPACE if user else 0)
+    user = os.geteuid()
+    group = os.getegid()
+    flags = _CLONE_NEWNET | _CLONE_NEWNS
+    if user:
+        flags |= _CLONE_NEWUSER
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(flags):
         raise OSError(ctypes.get_errno(), "unshare")
     if user:
-        Path("/proc/self/setgroups").write_text("deny")  # the kernel wants this before gid_map
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    for source, folder, kind, how, options in (
-        (b"none", b"/", None, _TAKE_OTHERS_MOUNTS | _RECURSIVELY, None),  # and give nobody this one
-        (b"tmpfs", os.fsencode(scratch), b"tmpfs", _NO_SUID | _NO_DEVICES, b"mode=0700"),
-    ):
-        if libc.mount(source, folder, kind, how, options):
-            raise OSError(ctypes.get_errno(), "mount")
+        # The kernel wants this before gid_map.
+        Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="utf-8")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="utf-8")
+    # Mounts of other namespaces appear here, and mounts of this one nowhere else.
+    if libc.mount(b"none", b"/", None, _MS_SLAVE | _MS_REC, None):
+        raise OSError(ctypes.get_errno(), "mount")
+    folder = os.fsencode(scratch)
+    if libc.mount(b"tmpfs", folder, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=0700"):
+        raise OSError(ctypes.get_errno(), "mount")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        ioctl(any_socket, _SET_INTERFACE_FLAGS, struct.pack("16sH22x", b"lo", _UP_AND_RUNNING))
+        ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _UP_AND_RUNNING))
 
 
 def network_of(pid: int) -> dict[str, int]:
-    """File descriptors of the namespaces, by kind, that make the network of a process on this machine: it is there for
-    as long as they are open.
+    """Opens the network of a process on this machine.
+
+    Returns:
+        File descriptors of the network's namespaces, by kind. The network exists as long as they
+        are open.
 
     Raises:
         OSError: the process is gone, or another user's.
     """
-    return {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net")}
+    return {
+        kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+        for kind in ("user", "net")
+    }
 
 
 def enter_network(namespaces: Mapping[str, int]) -> None:
-    """Give this process, which must have one thread, the network of `network_of`.
+    """Moves this process, which must have one thread, into namespaces such as `network_of` opens.
+
+    Args:
+        namespaces: file descriptors by kind, in the order in which they are entered. A namespace
+            that the process is in already is passed over.
 
     Raises:
-        OSError: it may not be entered.
+        OSError: this process may not enter it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for kind, namespace in namespaces.items():

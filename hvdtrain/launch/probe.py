@@ -1,7 +1,8 @@
-"""Describes the host that it runs on: `python -Pm hvdtrain.launch.probe`, which `preflight` starts on each host.
+"""The program that `preflight` starts on each host: `python -Pm hvdtrain.launch.probe`.
 
-It gets requests, as lines of JSON on stdin: to describe the host; once every host listens, to try to `connect` to the
-others; and, where the network is measured, to `send` to another for a moment.
+It gets requests as lines of JSON on stdin. The first asks for a description of the host. Once every
+host listens, `connect` asks it to try connections to the others. If the network is measured, `send`
+asks it to send to another host for a moment.
 """
 
 import contextlib
@@ -19,14 +20,16 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from hvdtrain.world.network import own_addresses, resolve
+from hvdtrain.base.world.network import own_addresses, resolve
 
 PACKAGE = Path(__file__).parent.parent
-REPLY_PREFIX = "hvdtrain-probe: "  # tells replies from what the shell's start-up files print
-PATIENCE_S = 5.0  # with whoever does not answer
+REPLY_PREFIX = "hvdtrain-probe: "  # tells replies from the output of the shell's start-up files
+PATIENCE_S = 5.0  # how long to wait for an answer
 BACKLOG = 1024  # connections that the kernel completes by itself
 SEND_S = 0.5
-WARM_UP_S = 0.15  # of these: a connection that begins is slow, and a limited link may have saved up a burst
+# The part of SEND_S that is not measured. A new connection is slow, and a limited link may have
+# saved up a burst.
+WARM_UP_S = 0.15
 CHUNK = bytes(2**18)
 
 
@@ -36,11 +39,11 @@ def main() -> None:
     listening = {"interface": interface, "address": address, "port": serve(address)}
     _reply(software() | describe(request) | listening)
     for line in sys.stdin:  # until preflight closes it
-        asked = json.loads(line)
-        if "connect" in asked:
-            _reply({"unreachable": unreachable(asked["connect"])})
+        request = json.loads(line)
+        if "connect" in request:
+            _reply({"unreachable": unreachable(request["connect"])})
         else:
-            _reply({"gbit_s": gbit_s(tuple(asked["send"]))})
+            _reply({"gbit_s": gbit_s(tuple(request["send"]))})
 
 
 def _reply(reply: dict[str, Any]) -> None:
@@ -48,24 +51,31 @@ def _reply(reply: dict[str, Any]) -> None:
 
 
 def software() -> dict[str, Any]:
-    """What must be equal on all hosts."""
+    """Returns the versions that must be equal on all hosts."""
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(file.relative_to(PACKAGE)).encode() + file.read_bytes())
     versions = {name: version(name) for name in ("torch", "horovod")}
-    return {"Python": sys.version.split()[0], **versions, "hvdtrain": f"{version('hvdtrain')} ({digest.hexdigest()})"}
+    return {
+        "Python": sys.version.split()[0],
+        **versions,
+        "hvdtrain": f"{version('hvdtrain')} ({digest.hexdigest()})",
+    }
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
-    """This host's name, hardware, clock, free memory, disk and files.
+    """Returns this host's name, hardware, clock, free memory, disk and files.
 
     Args:
-        request: `shared`, a file near the run folder that the launching machine has just made; `files` that ranks read.
+        request: `shared` is a file near the run folder that the launching machine has just made,
+            `files` are those that ranks read.
     """
-    from hvdtrain.system.memory import free_memory
-    from hvdtrain.world.host import hardware
+    from hvdtrain.base.system.memory import free_memory
+    from hvdtrain.base.world.host import hardware
 
-    shared, can_write, disk = Path(request["shared"]), False, 0
+    shared = Path(request["shared"])
+    can_write = False
+    disk = 0
     with contextlib.suppress(OSError):
         disk = shutil.disk_usage(shared.parent).free
         tempfile.TemporaryFile(dir=shared.parent).close()
@@ -85,15 +95,24 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def choose_interface(preferred: str, interfaces: dict[str, str], required: str = "") -> tuple[str, str]:
-    """The interface, and the address on it, by which other hosts reach this one; loopback where there is no other.
+def choose_interface(
+    preferred: str, interfaces: dict[str, str], required: str = ""
+) -> tuple[str, str]:
+    """Returns the interface by which other hosts reach this one, and the address on it.
+
+    They are loopback's if there is no other.
 
     Args:
-        preferred: the address that the launching machine has for this host; loopback if it is the same machine.
+        preferred: the address that the launching machine has for this host; loopback if it is the
+            same machine.
         interfaces: the interface of each address.
-        required: the interface that it must be, if any.
+        required: the interface that must be used, or empty.
     """
-    usable = [a for a, interface in interfaces.items() if not a.startswith("127.") and required in ("", interface)]
+    usable = [
+        address
+        for address, interface in interfaces.items()
+        if not address.startswith("127.") and required in ("", interface)
+    ]
     for address in (preferred, resolve(socket.gethostname()), *usable):
         if address in usable:
             return interfaces[address], address
@@ -101,11 +120,11 @@ def choose_interface(preferred: str, interfaces: dict[str, str], required: str =
 
 
 def unreachable(request: dict[str, Any]) -> dict[str, str]:
-    """The hosts that this one cannot connect to, each with the error.
+    """Returns the hosts to which this one cannot connect, each with the error.
 
     Args:
-        request: `hosts`, address and port by name; `launcher`, a port of the launching machine, 0 where that is this
-            host.
+        request: `hosts` has address and port by name; `launcher` is a port of the launching
+            machine, or 0 if that is this host.
     """
     targets = {name: (address, port) for name, (address, port) in request["hosts"].items()}
     client = os.environ.get("SSH_CONNECTION", "").split(" ")[0]
@@ -125,7 +144,7 @@ def _connection_error(target: tuple[str, int]) -> str:
 
 
 def serve(address: str) -> int:
-    """Count what others send to this address, in threads of this process; return the port."""
+    """Measures, in threads of this process, what others send to an address. Returns the port."""
     listener = socket.create_server((address, 0), backlog=BACKLOG)
 
     def accept() -> None:
@@ -138,8 +157,9 @@ def serve(address: str) -> int:
 
 
 def _receive(connection: socket.socket) -> None:
-    """Tell the sender, when it has ended, how many bytes a second have come after a warm-up."""
-    buffer, total = bytearray(len(CHUNK)), 0
+    """Receives until the sender ends, and tells it the bytes per second after the warm-up."""
+    buffer = bytearray(len(CHUNK))
+    total = 0
     began = warm = now = time.perf_counter()
     try:
         with connection:
@@ -156,7 +176,10 @@ def _receive(connection: socket.socket) -> None:
 
 
 def gbit_s(to: tuple[str, int]) -> float | None:
-    """10^9 bits a second that arrive there over one TCP connection; None where it does not answer."""
+    """Returns the throughput, in 10^9 bits per second, of one TCP connection to an address.
+
+    None if the other end does not answer.
+    """
     try:
         with socket.create_connection(to, timeout=PATIENCE_S) as connection:
             until = time.perf_counter() + SEND_S

@@ -1,9 +1,10 @@
-"""The network of SINGA's distributed-training example on MNIST: two convolutions, each with a pooling, and two layers.
+"""The network of SINGA's distributed-training example on MNIST.
 
-The original takes 28x28 grey images. This one takes three channels, as all models here do, and larger images: their
-maps are averaged to the 4x4 that 28x28 gives. Its initial weights are torch's defaults: with those of He et al., which
-deep networks need, SGD diverges from a learning rate of 0.02 on digits, most of whose pixels are far from the mean that
-is subtracted.
+It has two convolutions, each followed by a pooling, and two linear layers. The original takes 28x28
+grey images. This network takes three channels, as all models here do, and larger images: maps are
+averaged to the 4x4 that 28x28 gives. Initial weights are torch's defaults. With those of He et al.,
+which deep networks need, SGD diverges on digits at a learning rate of 0.02: most pixels are far
+from the mean that is subtracted.
 """
 
 from collections.abc import Callable
@@ -22,16 +23,26 @@ GRID = 4  # 28 pixels, less 4, halved, less 4, halved
 
 
 def build(name: str, classes: int, scale: Callable[[int], int], dropout: float) -> "Network":
+    """Builds the network, with dropout after the hidden layer."""
     from torch import nn
 
     from hvdtrain.models.layers import Network
 
-    first, second, hidden = scale(20), scale(50), scale(500)
+    first = scale(20)
+    second = scale(50)
+    hidden = scale(500)
     features = [
-        nn.Conv2d(3, first, kernel_size=5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.Conv2d(first, second, kernel_size=5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-    ]  # fmt: skip
+        nn.Conv2d(3, first, kernel_size=5),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, kernel_size=5),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+    ]
     head = [
-        nn.Linear(second * GRID * GRID, hidden), nn.ReLU(inplace=True), nn.Dropout(dropout), nn.Linear(hidden, classes)
-    ]  # fmt: skip
+        nn.Linear(second * GRID * GRID, hidden),
+        nn.ReLU(inplace=True),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, classes),
+    ]
     return Network(features, GRID, head)

@@ -1,6 +1,7 @@
-"""Models that are not ours: a user's function, or timm's by its name. They are tried before anything depends on them.
+"""Models of a user's function, and models of timm by name.
 
-What cannot be trained here as everybody would expect is refused in a line that names the parameter.
+They are tried before anything depends on them. A model that cannot be trained here as its user
+would expect is refused, in a line that names the parameter.
 """
 
 import functools
@@ -16,33 +17,53 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from hvdtrain.errors import UsageError
-from hvdtrain.numerics.flat import trained
-from hvdtrain.system import own_code
-from hvdtrain.system.own_code import TIMM, told
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.numerics.flat import trained
+from hvdtrain.base.system import own_code
+from hvdtrain.base.system.own_code import TIMM, told
 
-# Of buffers: what the manifest's hash of weights and all that carries tensors can read.
-_SIZES = {"image_size": 224, "channels": 3}  # what a function may take, and what is usual
-BUFFERS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool}
+# Arguments that a function may take beside the number of classes, with usual values.
+_SIZES = {"image_size": 224, "channels": 3}
+# What to do about a parameter without a gradient.
+WITHOUT_GRADIENT = (
+    "where a layer is left out in some steps (LayerDrop, mixture of experts), add its output times "
+    "0, `x + 0 * layer(x)`; freeze what is never used (requires_grad_(False))"
+)
+# Types of buffers that can be hashed for the manifest, and sent by every mode.
+BUFFERS = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.int8,
+    torch.bool,
+}
 
 
 def make_own(name: str, classes: int, inputs: torch.Tensor) -> nn.Module:
-    """The model that `--model` names, on the CPU, tried: its weights are as its function has drawn them.
+    """Makes the model that `--model` names, on the CPU, and tries it.
 
     Args:
-        inputs: [2, …], as batches have them.
+        name: The value of `--model`.
+        classes: The number of classes.
+        inputs: Two samples as in a batch, [2, …].
 
     Raises:
-        UsageError: it is none, or cannot be trained here; the line names the parameter.
+        UsageError: This is no model, or it cannot be trained here. The message names the parameter.
     """
     build = _builder(name)
-    wanted = _wanted(build, inputs, name)
+    sizes = _sizes(build, inputs, name)
     with told("--model", name, "failed to build"):
-        model = _call(build, classes, **wanted)
+        model = _call(build, classes, **sizes)
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {name} returned {_kind(model)}, and not an nn.Module")
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
-        raise UsageError(f"--model {name} is compiled by torch.jit, which hides its layers: return it as it was before")
+        raise UsageError(
+            f"--model {name} is compiled by torch.jit, which hides its layers: "
+            "return it as it was before"
+        )
     if any(is_lazy(p) for p in model.parameters()):
         model.eval()
         with told("--model", name, "failed in forward"):
@@ -52,7 +73,11 @@ def make_own(name: str, classes: int, inputs: torch.Tensor) -> nn.Module:
 
 
 def tried(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> nn.Module:
-    """The model, once it has been forward and back with these inputs. UsageError where that is not as it should be."""
+    """Runs forward and backward with these inputs, and returns the model, unchanged.
+
+    Raises:
+        UsageError: Forward or backward fails, or a parameter cannot be trained.
+    """
     with _unchanged(model):
         _try(name, model, inputs, classes)
     return model.train()
@@ -60,18 +85,21 @@ def tried(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> nn
 
 @functools.cache
 def count_parameters(name: str) -> int:
-    """How many weights the model has; 0 where it cannot be built without its data, or in no memory."""
+    """Returns how many weights the model has; 0 if it cannot be built on the meta device."""
     try:
         build = _builder(name)
+        sizes = {key: _SIZES[key] for key in _accepted_sizes(build)}
         with torch.device("meta"):
-            model = _call(build, 1000, **{key: size for key, size in _SIZES.items() if key in _asked(build)})
+            model = _call(build, 1000, **sizes)
             return sum(p.numel() for p in model.parameters() if not is_lazy(p))
-    except Exception:  # whatever a user's code does where tensors have no values; what is wrong ranks say
+    except Exception:
+        # A user's code may fail in any way where tensors have no values. If something is really
+        # wrong, ranks report it.
         return 0
 
 
 def code_hash(name: str) -> str | None:
-    """What says that two runs had the same model's code; None for ours."""
+    """Returns the hash of a model's code, for the manifest; None for models of a family here."""
     if name.startswith(TIMM):
         import timm
 
@@ -80,7 +108,10 @@ def code_hash(name: str) -> str | None:
 
 
 def batch_norm_and_dropout(model: nn.Module) -> dict[str, bool]:
-    """Which of the two the model has: with either its mathematics depends on the number of workers, or on chance."""
+    """Returns whether the model has batch norm, and whether it has dropout.
+
+    With batch norm results depend on the number of workers, with dropout on chance.
+    """
     layers = list(model.modules())
     return {
         "batch_norm": any(isinstance(layer, _BatchNorm) for layer in layers),
@@ -88,15 +119,39 @@ def batch_norm_and_dropout(model: nn.Module) -> dict[str, bool]:
     }
 
 
+def why_not_trained(model: nn.Module, inputs: torch.Tensor) -> str:
+    """Returns why forward in training fails on this batch, in a line; empty if it does not.
+
+    The model stays as it is.
+    """
+    with _unchanged(model), torch.no_grad():
+        model.train()
+        try:
+            scores = model(inputs)
+        except Exception as error:  # a user's code may raise any
+            line = str(error).strip().split("\n")[0]
+            return f"{type(error).__name__}: {line[:120]}"
+    if scores.ndim != 2 or len(scores) != len(inputs):
+        return f"it returns {_kind(scores)} for one of shape {list(inputs.shape)}"
+    return ""
+
+
 def read_early(model: nn.Module, inputs: torch.Tensor) -> str:
-    """A parameter that forward reads before the forward of the layer that has it, or empty: waiting for a layer's
-    weights when its forward begins is then too late. nn.MultiheadAttention's `out_proj` is one.
+    """Returns a parameter that is read before the forward of the layer that owns it, or empty.
+
+    To wait for a layer's weights when its forward begins is too late then. nn.MultiheadAttention's
+    `out_proj` is such a parameter.
+
+    Args:
+        model: The model.
+        inputs: Two samples as in a batch, [2, …].
     """
 
-    def reads(parameters: list[nn.Parameter]) -> bool:
-        """Whether forward still has a NaN from one of these, each of which is mended when its layer begins."""
+    def are_read_early(parameters: list[nn.Parameter]) -> bool:
+        """Sets parameters to NaN until their layers begin; returns whether scores have a NaN."""
         kept = {p: p.detach().clone() for p in parameters}
-        hooks = [module.register_forward_pre_hook(partial(_mend, kept)) for module in model.modules()]
+        restore = partial(_restore, kept)
+        hooks = [module.register_forward_pre_hook(restore) for module in model.modules()]
         try:
             for p in parameters:
                 p.data.fill_(torch.nan)
@@ -109,12 +164,16 @@ def read_early(model: nn.Module, inputs: torch.Tensor) -> str:
 
     with _unchanged(model), torch.no_grad():
         model.train()
-        if not reads(trained(model)):
+        if not are_read_early(trained(model)):
             return ""
-        return next((name for name, p in model.named_parameters() if p.requires_grad and reads([p])), "a parameter")
+        for name, p in model.named_parameters():
+            if p.requires_grad and are_read_early([p]):
+                return name
+        return "a parameter"
 
 
-def _mend(kept: dict[nn.Parameter, torch.Tensor], module: nn.Module, inputs: Any) -> None:
+def _restore(kept: dict[nn.Parameter, torch.Tensor], module: nn.Module, inputs: Any) -> None:
+    """Restores the values of a module's parameters, as a hook before forward."""
     for p in module.parameters(recurse=False):
         if p in kept:
             p.data.copy_(kept[p])
@@ -122,7 +181,7 @@ def _mend(kept: dict[nn.Parameter, torch.Tensor], module: nn.Module, inputs: Any
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Have torch's random numbers, and the model's statistics, as they were."""
+    """Restores torch's random numbers and the model's buffers and mode after the block."""
     was_training = model.training
     before = {key: value.clone() for key, value in model.named_buffers()}
     with torch.random.fork_rng(devices=[]):
@@ -138,14 +197,18 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def _timm(name: str) -> Callable[..., nn.Module]:
+    """Returns a function that makes a model of timm. Raises UsageError if there is none."""
     try:
         import timm
     except ImportError:
-        raise UsageError(f"--model {name} needs timm, which is not installed: `uv pip install timm`") from None
+        raise UsageError(
+            f"--model {name} needs timm, which is not installed: `uv pip install timm`"
+        ) from None
     known = name.removeprefix(TIMM)
     if known not in timm.list_models():
-        near = ", ".join(timm.list_models(f"*{known}*")[:5])
-        raise UsageError(f"--model {name}: timm {timm.__version__} has no such model{near and f'; it has {near}'}")
+        similar = ", ".join(timm.list_models(f"*{known}*")[:5])
+        hint = f"; it has {similar}" if similar else ""
+        raise UsageError(f"--model {name}: timm {timm.__version__} has no such model{hint}")
 
     def build(classes: int, channels: int) -> nn.Module:
         return timm.create_model(known, num_classes=classes, in_chans=channels)
@@ -153,69 +216,89 @@ def _timm(name: str) -> Callable[..., nn.Module]:
     return build
 
 
-def _wanted(build: Callable[..., Any], inputs: torch.Tensor, name: str) -> dict[str, int]:
-    """What the function takes beside the number of classes, with its values."""
-    asked = _asked(build)
-    if asked and inputs.ndim != 4:
-        raise UsageError(f"--model {name} takes {asked[0]}: samples of shape {list(inputs.shape[1:])} are no images")
-    return {key: inputs.shape[-1] if key == "image_size" else inputs.shape[1] for key in asked}
+def _sizes(build: Callable[..., Any], inputs: torch.Tensor, name: str) -> dict[str, int]:
+    """Returns the arguments that the function takes beside the number of classes."""
+    accepted = _accepted_sizes(build)
+    if accepted and inputs.ndim != 4:
+        raise UsageError(
+            f"--model {name} takes {accepted[0]}: samples of shape {list(inputs.shape[1:])} are no "
+            "images"
+        )
+    return {key: inputs.shape[-1] if key == "image_size" else inputs.shape[1] for key in accepted}
 
 
 def _call(build: Callable[..., Any], classes: int, **sizes: int) -> Any:
-    """Call the function with the number of classes: by its name, or where none of its parameters has one as the first;
-    where that may be left out and others are passed on, as in torchvision's resnet18, as num_classes.
+    """Calls a function with the number of classes, and with sizes by name.
+
+    The number of classes goes to the parameter `num_classes` or `classes`, else to the first
+    parameter. If the first has a default and others are passed on, as in torchvision's resnet18, it
+    goes as `num_classes`.
     """
-    parameters = list(_parameters(build).values())
+    by_name = _parameters(build)
     for name in ("num_classes", "classes"):
-        if name in _parameters(build):
+        if name in by_name:
             return build(**{name: classes}, **sizes)
+    parameters = list(by_name.values())
     passes_on = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
     if passes_on and parameters[0].default is not parameters[0].empty:
         return build(num_classes=classes, **sizes)
     return build(classes, **sizes)
 
 
-def _asked(build: Callable[..., Any]) -> list[str]:
-    """Which of _SIZES the function takes, by their names."""
+def _accepted_sizes(build: Callable[..., Any]) -> list[str]:
+    """Returns which of _SIZES the function takes, by name."""
     return [key for key in _SIZES if key in _parameters(build)]
 
 
 def _parameters(build: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns a function's parameters by name; none of a function that is not written in Python."""
     try:
         return inspect.signature(build).parameters
-    except ValueError:  # it is not written in Python
+    except ValueError:
         return {}
 
 
 def _check_tensors(name: str, model: nn.Module) -> None:
-    """UsageError for parameters and buffers that cannot be sent, averaged and saved as they are."""
-    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
-    if not named:
+    """Checks that all parameters and buffers can be sent, averaged and saved.
+
+    Raises:
+        UsageError: One of them cannot, or there are no parameters to train.
+    """
+    to_train = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    if not to_train:
         raise UsageError(f"--model {name} has no parameters to train")
     for key, p in model.named_parameters():
-        if p.device.type != "cpu":
-            raise UsageError(f"--model {name}: parameter {key} is on {p.device}: build it on the CPU")
-        if p.dtype != torch.float32:
-            raise UsageError(
-                f"--model {name}: parameter {key} is {_words(p.dtype)}: weights are float32 here, and "
-                "--precision bf16 computes in 16 bits"
-            )
-        if p.layout != torch.strided:
-            raise UsageError(f"--model {name}: parameter {key} is {_words(p.layout)}, and not a dense tensor")
-    memory: dict[int, str] = {}
-    for key, p in named.items():
-        first = memory.setdefault(p.untyped_storage().data_ptr(), key)
+        _check_parameter(f"--model {name}: parameter {key}", p)
+    name_at: dict[int, str] = {}  # by address in memory
+    for key, p in to_train.items():
+        first = name_at.setdefault(p.untyped_storage().data_ptr(), key)
         if first != key and p.numel():
             raise UsageError(
-                f"--model {name}: parameters {first} and {key} share memory and are two: make them one nn.Parameter"
+                f"--model {name}: parameters {first} and {key} share memory and are two: "
+                "make them one nn.Parameter"
             )
     for key, buffer in model.named_buffers():
         if buffer.dtype not in BUFFERS:
-            raise UsageError(f"--model {name}: buffer {key} is {_words(buffer.dtype)}: make it float32 or int64")
+            raise UsageError(
+                f"--model {name}: buffer {key} is {_words(buffer.dtype)}: make it float32 or int64"
+            )
+
+
+def _check_parameter(what: str, parameter: nn.Parameter) -> None:
+    """Raises UsageError unless a parameter is float32 on the CPU, and dense."""
+    if parameter.device.type != "cpu":
+        raise UsageError(f"{what} is on {parameter.device}: build it on the CPU")
+    if parameter.dtype != torch.float32:
+        raise UsageError(
+            f"{what} is {_words(parameter.dtype)}: weights are float32 here, and --precision bf16 "
+            "computes in 16 bits"
+        )
+    if parameter.layout != torch.strided:
+        raise UsageError(f"{what} is {_words(parameter.layout)}, and not a dense tensor")
 
 
 def _try(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> None:
-    """Go forward as a test does and as training does, and back."""
+    """Runs forward in evaluation and in training, and backward. Raises UsageError if one fails."""
     scores = inputs
     for training in (False, True):
         model.train(training)
@@ -224,22 +307,27 @@ def _try(name: str, model: nn.Module, inputs: torch.Tensor, classes: int) -> Non
         when = "in training" if training else "in evaluation"
         if not isinstance(scores, torch.Tensor) or scores.shape != (len(inputs), classes):
             raise UsageError(
-                f"--model {name} returns {_kind(scores)} {when}: return scores, a tensor of shape [batch, {classes}]"
+                f"--model {name} returns {_kind(scores)} {when}: return scores, a tensor of shape "
+                f"[batch, {classes}]"
             )
-    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    to_train = {key: p for key, p in model.named_parameters() if p.requires_grad}
     with told("--model", name, "failed in backward"):
-        gradients = torch.autograd.grad(scores.float().sum(), list(named.values()), allow_unused=True)
-    for key, gradient in zip(named, gradients, strict=True):
+        total = scores.float().sum()
+        gradients = torch.autograd.grad(total, list(to_train.values()), allow_unused=True)
+    for key, gradient in zip(to_train, gradients, strict=True):
         if gradient is None:
             raise UsageError(
-                f"--model {name}: parameter {key} has no part in the scores: freeze it with requires_grad_(False), or "
-                "leave it out"
+                f"--model {name}: parameter {key} has no part in the scores, and rings and "
+                f"servers need a gradient of all that is trained at every step: {WITHOUT_GRADIENT}"
             )
         if gradient.layout != torch.strided:
-            raise UsageError(f"--model {name}: parameter {key} has sparse gradients: use sparse=False")
+            raise UsageError(
+                f"--model {name}: parameter {key} has sparse gradients: use sparse=False"
+            )
 
 
 def _kind(value: Any) -> str:
+    """Describes a value for a message, such as `a tensor of shape [2, 10]`."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, (tuple, list)):
@@ -248,5 +336,5 @@ def _kind(value: Any) -> str:
 
 
 def _words(value: object) -> str:
-    """`bfloat16`, of torch.bfloat16."""
+    """Returns `bfloat16` for torch.bfloat16."""
     return str(value).removeprefix("torch.")

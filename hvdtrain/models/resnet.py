@@ -1,7 +1,8 @@
-"""Residual networks for small images (He et al., 2016, arXiv:1512.03385, section 4.2): three stages of n blocks.
+"""Residual networks for small images (He et al., 2016, arXiv:1512.03385, section 4.2).
 
-MXNet's image-classification example counts layers in the same way, 6n + 2: ResNet-8 has one block a stage and ResNet-50
-eight. It puts batch norm and ReLU before convolutions (arXiv:1603.05027); this is the original order.
+They have three stages of n blocks, and 6n + 2 layers. MXNet's image-classification example counts
+layers in the same way: ResNet-8 has one block in a stage, and ResNet-50 eight. It puts batch norm
+and ReLU before convolutions (arXiv:1603.05027); here the order is the original one.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ CHANNELS = (16, 32, 64)  # of the stages; each but the first halves the image
 
 
 def build(name: str, classes: int, scale: Callable[[int], int], dropout: float) -> "Network":
+    """Builds a residual network. There is no dropout."""
     from torch import nn
 
     from hvdtrain.models.layers import Network, ResidualBlock, he_weights
@@ -27,10 +29,13 @@ def build(name: str, classes: int, scale: Callable[[int], int], dropout: float) 
     blocks = (int(name.removeprefix("resnet")) - 2) // 6
     inputs = scale(CHANNELS[0])
     features: list[nn.Module] = [
-        nn.Conv2d(3, inputs, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU(inplace=True),
-    ]  # fmt: skip
+        nn.Conv2d(3, inputs, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(inputs),
+        nn.ReLU(inplace=True),
+    ]
     for stage, channels in enumerate(map(scale, CHANNELS)):
         for block in range(blocks):
-            features.append(ResidualBlock(inputs, channels, stride=2 if stage and not block else 1))
+            halves = stage > 0 and block == 0
+            features.append(ResidualBlock(inputs, channels, stride=2 if halves else 1))
             inputs = channels
     return he_weights(Network(features, 1, [nn.Linear(inputs, classes)]))

@@ -1,1 +1,3 @@
-"""`hvdtrain plan`: calibrate on what one has, predict what one has not. README.md says how the simulation works."""
+"""`hvdtrain plan`: calibrate on what one has, predict what one has not. README.md says how the
+simulation works.
+"""

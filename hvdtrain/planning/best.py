@@ -1,26 +1,61 @@
-"""The best ring, the best servers and one machine on so many hosts, or for so much money: how fast, how probably."""
+"""The best ring, the best servers and one machine on so many hosts, or for so much money: how fast
+each is, and how probably the fastest.
+"""
 
 import itertools
 import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from hvdtrain import modes
+from hvdtrain.base import modes
+from hvdtrain.base.modes import Mode
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, simulate, speed
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 
-COMPRESSIONS = ("fp16", "int8")  # tried beside none, where both sides can send it
-SHOWN = 8  # uses of some hosts
-PROMISING = 3  # of the fastest, simulated roughly
-HOPELESS = 4  # times as slow as another: how probably it is the fastest need not be drawn
-# Of the model's error, what a ring and servers share, and what each has for itself: README.md, "Checked on hosts …"
-SHARED, OWN = 0.5, 0.87
+# Codecs that are tried beside none, where both sides can send them.
+COMPRESSIONS = ("fp16", "int8")
+# The number of uses of some hosts that are shown.
+SHOWN = 8
+# The number of jobs that are simulated better: the fastest in a rough simulation.
+PROMISING = 3
+# Of a side so many times as slow as another it need not be drawn how probably it is the fastest.
+HOPELESS = 4
+# The part of the model's error that a ring and servers share, and the part that each has alone:
+# README.md, "Checked on hosts …".
+SHARED = 0.5
+OWN = 0.87
+# Draws of which one is the fastest.
 SAMPLED = 2000
 NAMES = ("ring", "servers", "one_machine")
-Prices = tuple[float, float]  # of a worker's host and of a server's, an hour
+
+
+class Prices(NamedTuple):
+    """What an hour of a worker's host and of a server's host costs."""
+
+    host: float = 1.0
+    server: float = 1.0
+
+    @property
+    def basis(self) -> str:
+        """What the sides have the same number of: `workers`, `hosts`, or money, `price`."""
+        if not self.server:
+            return "workers"
+        return "hosts" if self.server == self.host else "price"
+
+
+SAME_PRICE = Prices()
+
+
+class HostUse(NamedTuple):
+    """A way to use hosts: some for workers, and servers `shared` or `dedicated`."""
+
+    worker_hosts: int
+    servers: int
+    placement: str
 
 
 @dataclass(frozen=True)
@@ -28,127 +63,236 @@ class Contest:
     """Rings, servers and one machine, as a calibration has them.
 
     Attributes:
-        asked: with one compression, or `none`: then those are tried as well that both families can send.
-        names: of the modes that take part.
+        template: all that the jobs have in common. With the compression `none` codecs that both
+            rings and servers can send are tried too.
+        mode_names: the modes that take part.
     """
 
     calibration: Calibration
-    asked: Scenario
-    names: Sequence[str]
+    template: Scenario
+    mode_names: Sequence[str]
 
     def sides(self, hosts: int, prices: Prices) -> list[list[Scenario]]:
-        """What rings can do with so many hosts, and what servers can for the same money."""
-        families = [[modes.declared(name) for name in of if name in self.names] for of in (RING_MODES, SERVER_MODES)]
-        codecs = [self.asked.compression]
-        if self.asked.compression == "none":
-            known = [codec for codec in COMPRESSIONS if codec in self.calibration.codecs]
-            codecs += [codec for codec in known if all(any(m.can_send(codec) for m in of) for of in families if of)]
-        # Where runs corrected what servers cost over one wire, no other is tried: it would be judged otherwise.
-        sides = []
-        for of, places in zip(families, ([(hosts, 0, "dedicated")], _places(hosts, prices)), strict=True):
-            sent = dict.fromkeys((m.name, codec_of(self.calibration, m.name, codec)) for m in of for codec in codecs)
-            sides.append([
-                replace(
-                    self.asked, mode=mode, workers=n * self.asked.workers_per_host, servers=servers,
-                    placement=placement, compression=codec, wire=wire,
-                )
-                for mode, codec in sent
-                for n, servers, placement in places
-                for wire in (self.calibration.wires if servers else [self.asked.wire])
-            ])  # fmt: skip
-        return sides
+        """Returns the jobs of rings on so many hosts, and those of servers for the same money."""
+        rings = self._declared(RING_MODES)
+        servers = self._declared(SERVER_MODES)
+        codecs = self._codecs([family for family in (rings, servers) if family])
+        of_rings = [HostUse(hosts, 0, "dedicated")]
+        of_servers = _uses_with_servers(hosts, prices)
+        # Where runs corrected what servers cost over one wire, no other is tried: it would be
+        # judged otherwise.
+        return [
+            self._jobs(rings, codecs, of_rings, [self.template.wire]),
+            self._jobs(servers, codecs, of_servers, self.calibration.wires),
+        ]
+
+    def _declared(self, family: Sequence[str]) -> list[Mode]:
+        """Returns the modes of a family that take part."""
+        return [modes.declared(name) for name in family if name in self.mode_names]
+
+    def _codecs(self, families: Sequence[Sequence[Mode]]) -> list[str]:
+        """Returns the codecs that are tried: the template's, or none and what all families can
+        send.
+        """
+        codecs = [self.template.compression]
+        if self.template.compression != "none":
+            return codecs
+        for codec in COMPRESSIONS:
+            is_known = codec in self.calibration.codecs
+            if is_known and all(_can_send(family, codec) for family in families):
+                codecs.append(codec)
+        return codecs
+
+    def _jobs(
+        self,
+        family: Sequence[Mode],
+        codecs: Sequence[str],
+        uses: Sequence[HostUse],
+        wires: Sequence[str],
+    ) -> list[Scenario]:
+        """Returns a job for each mode, codec, use of hosts and wire."""
+        codecs_of_modes = []
+        for mode, codec in itertools.product(family, codecs):
+            of_mode = mode.name, codec_of(self.calibration, mode.name, codec)
+            if of_mode not in codecs_of_modes:
+                codecs_of_modes.append(of_mode)
+        jobs = []
+        for (name, codec), use, wire in itertools.product(codecs_of_modes, uses, wires):
+            job = replace(
+                self.template,
+                mode=name,
+                workers=use.worker_hosts * self.template.workers_per_host,
+                servers=use.servers,
+                placement=use.placement,
+                compression=codec,
+                wire=wire,
+            )
+            jobs.append(job)
+        return jobs
 
     def ranked(self, jobs: Iterable[Scenario], detail: Detail) -> list[tuple[float, Scenario]]:
-        """With their samples a second, the fastest first; 0 of those of which one worker does nearly all."""
-        found = []
+        """Returns jobs with their samples a second, the fastest first.
+
+        A job of which one worker does nearly all has 0.
+        """
+        speeds = []
         for job in jobs:
-            outcome = simulate(self.calibration.scenario(job), detail=detail)
-            is_cluster = not is_lone(job.workers, outcome.busiest_share)
-            found.append((speed(self.calibration, job, outcome.step_s) if is_cluster else 0.0, job))
-        return sorted(found, key=lambda one: -one[0])
+            simulated = simulate(self.calibration.with_costs(job), detail=detail)
+            samples_per_s = 0.0
+            if not is_lone(job.workers, simulated.busiest_share):
+                samples_per_s = speed(self.calibration, job, simulated.step_s)
+            speeds.append((samples_per_s, job))
+        return sorted(speeds, key=lambda of_job: -of_job[0])
 
-    def place(self, hosts: int, prices: Prices = (1.0, 1.0), detail: Detail = FINE) -> Row:
-        """A place of the map: the best of each side, and how probably each is the fastest of all."""
-        workers, best = hosts * self.asked.workers_per_host, []
-        for jobs in (*self.sides(hosts, prices), [machine(self.asked, workers)]):
+    def place(self, hosts: int, prices: Prices = SAME_PRICE, detail: Detail = FINE) -> Row:
+        """Returns a place of the map: the best of each side, and how probably each is the fastest
+        of all.
+        """
+        workers = hosts * self.template.workers_per_host
+        predictions = self._best_of_each(hosts, prices, detail)
+        chances = _chances(
+            self.template.seed, self.calibration.model_error, list(predictions.values())
+        )
+        place: Row = {
+            "workers": workers,
+            "hosts": hosts,
+            "bandwidth_gbit": self.template.bandwidth_gbit,
+            "local_steps": self.template.local_steps,
+            "basis": prices.basis,
+        }
+        for name, chance in zip(NAMES, chances, strict=True):
+            place[f"p_{name}"] = chance
+        for name, prediction in predictions.items():
+            place[name] = prediction and label(prediction)
+        for name, prediction in predictions.items():
+            place[f"{name}_samples_per_s"] = prediction and prediction["samples_per_s"]
+        ring = predictions["ring"]
+        servers = predictions["servers"]
+        place["ratio"] = None
+        if ring and servers:
+            place["ratio"] = ring["samples_per_s"] / servers["samples_per_s"]
+        return place
+
+    def _best_of_each(self, hosts: int, prices: Prices, detail: Detail) -> dict[str, Row | None]:
+        """Returns a prediction of the fastest job of each side; None where a side has none."""
+        alone = one_machine(self.template, hosts * self.template.workers_per_host)
+        fastest = {}
+        for name, jobs in zip(NAMES, [*self.sides(hosts, prices), [alone]], strict=True):
             promising = [job for _, job in self.ranked(jobs, ROUGH)[:PROMISING]]
-            best.append(self.ranked(promising, min(detail, COARSE))[:1])
-        least = max(samples for of in best for samples, _ in of) / HOPELESS
-        rows: dict[str, Row | None] = dict.fromkeys(NAMES)
-        for name, of in zip(NAMES, best, strict=True):
-            for samples, job in of:
-                if samples:
-                    rows[name] = row(self.calibration, job, detail, samples > least)
-        found: Row = {
-            "workers": workers, "hosts": hosts, "bandwidth_gbit": self.asked.bandwidth_gbit,
-            "local_steps": self.asked.local_steps,
-            "basis": {0.0: "workers", prices[0]: "hosts"}.get(prices[1], "price"),
-        }  # fmt: skip
-        chances = _chances(self.asked.seed, self.calibration.model_error, list(rows.values()))
-        found |= {f"p_{name}": p for name, p in zip(NAMES, chances, strict=True)}
-        found |= {name: of and label(of) for name, of in rows.items()}
-        found |= {f"{name}_samples_per_s": of and of["samples_per_s"] for name, of in rows.items()}
-        ring, servers = rows["ring"], rows["servers"]
-        found["ratio"] = ring["samples_per_s"] / servers["samples_per_s"] if ring and servers else None
-        return found
+            ranked = self.ranked(promising, min(detail, COARSE))
+            if ranked:
+                fastest[name] = ranked[0]
+        least = max(samples_per_s for samples_per_s, _ in fastest.values()) / HOPELESS
+        predictions: dict[str, Row | None] = dict.fromkeys(NAMES)
+        for name, (samples_per_s, job) in fastest.items():
+            if samples_per_s:
+                is_drawn = samples_per_s > least
+                predictions[name] = row(self.calibration, job, detail, is_drawn)
+        return predictions
 
-    def map(self, workers: Sequence[int], bandwidths: Sequence[float], local_steps: Sequence[int]) -> list[Row]:
-        """A place for each number of workers that a ring has, bandwidth and number of local steps."""
+    def map(
+        self, workers: Sequence[int], bandwidths: Sequence[float], local_steps: Sequence[int]
+    ) -> list[Row]:
+        """Returns a place for each number of a ring's workers, bandwidth and number of local
+        steps.
+        """
         places = []
         for n, gbit, steps in itertools.product(workers, bandwidths, local_steps):
-            hosts = -(-n // self.asked.workers_per_host)
+            hosts = -(-n // self.template.workers_per_host)
             if hosts > 1:
-                job = replace(self.asked, bandwidth_gbit=gbit, local_steps=steps)
-                places.append(replace(self, asked=job).place(hosts))
+                template = replace(self.template, bandwidth_gbit=gbit, local_steps=steps)
+                places.append(replace(self, template=template).place(hosts))
         return places
 
     def splits(self, hosts: int, prices: Prices) -> list[Row]:
-        """Rows with their `price` an hour and of a million samples, the fastest first: the best uses, the best of each
-        mode and compression, one machine.
+        """Returns predictions with their `price` an hour and of a million samples, the fastest
+        first.
+
+        They are the best uses of the hosts, the best of each mode and compression, and one machine.
         """
-        order = [job for _, job in self.ranked(itertools.chain(*self.sides(hosts, prices)), ROUGH)]
-        of_kinds = {(job.mode, job.compression): job for job in reversed(order)}
-        chosen = [job for job in order if job in order[:SHOWN] or job in of_kinds.values()]
-        rows = []
-        for job in (*chosen, machine(self.asked, hosts * self.asked.workers_per_host)):
-            at = row(self.calibration, job)
-            price = at["worker_hosts"] * prices[0] + (at["hosts"] - at["worker_hosts"]) * prices[1]
-            rows.append(at | {"price": price, "price_per_million": price / 3.6e-3 / at["samples_per_s"]})
-        return sorted(rows, key=lambda one: -one["samples_per_s"])
+        ranked = self.ranked(itertools.chain(*self.sides(hosts, prices)), ROUGH)
+        jobs = [job for _, job in ranked]
+        best_of_kinds: dict[tuple[str, str], Scenario] = {}
+        for job in jobs:
+            best_of_kinds.setdefault((job.mode, job.compression), job)
+        shown = [*jobs[:SHOWN], *best_of_kinds.values()]
+        chosen = [job for job in jobs if job in shown]
+        chosen.append(one_machine(self.template, hosts * self.template.workers_per_host))
+        predictions = []
+        for job in chosen:
+            prediction = row(self.calibration, job)
+            worker_hosts = prediction["worker_hosts"]
+            server_hosts = prediction["hosts"] - worker_hosts
+            price = worker_hosts * prices.host + server_hosts * prices.server
+            prediction["price"] = price
+            prediction["price_per_million"] = price / 3.6e-3 / prediction["samples_per_s"]
+            predictions.append(prediction)
+        return sorted(predictions, key=lambda prediction: -prediction["samples_per_s"])
 
 
-def machine(asked: Scenario, workers: int) -> Scenario:
-    """One machine, with all its cores, in place of so many workers."""
-    return replace(asked, mode="single", workers=1, servers=0, replaces=workers, compression="none", local_steps=1)
+def _can_send(family: Sequence[Mode], codec: str) -> bool:
+    return any(mode.can_send(codec) for mode in family)
 
 
-def _places(hosts: int, prices: Prices) -> list[tuple[int, int, str]]:
-    """(worker hosts, servers, placement) that what so many workers' hosts cost pays for: few of each kind, powers of
-    two and the ends. Servers beside workers cost nothing, and take their links and cores. Where hosts of servers cost
-    nothing either, there are workers on all, and at most as many servers.
+def one_machine(template: Scenario, workers: int) -> Scenario:
+    """Returns the job of one machine, with all cores, in place of so many workers."""
+    return replace(
+        template,
+        mode="single",
+        workers=1,
+        servers=0,
+        replaces=workers,
+        compression="none",
+        local_steps=1,
+    )
+
+
+def _uses_with_servers(hosts: int, prices: Prices) -> list[HostUse]:
+    """Returns the uses with servers that the price of so many workers' hosts pays for.
+
+    The numbers are powers of two and a few near the ends, so that there are few. Servers beside workers
+    cost nothing, and take the workers' links and cores. Where hosts of servers cost nothing either,
+    there are workers on all hosts, and at most as many servers.
     """
     tried = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, hosts, hosts // 2, hosts * 3 // 4, hosts - 1}
     counts = sorted(count for count in tried if 0 < count <= hosts)
-    if not prices[1]:
-        return [(hosts, servers, placement) for servers in counts for placement in ("shared", "dedicated")]
-    places = [(hosts, servers, "shared") for servers in counts]
+    if not prices.server:
+        both = itertools.product(counts, ("shared", "dedicated"))
+        return [HostUse(hosts, servers, placement) for servers, placement in both]
+    uses = [HostUse(hosts, servers, "shared") for servers in counts]
     for worker_hosts in counts:
-        servers = int((hosts - worker_hosts) * prices[0] / prices[1] + 1e-9)
+        servers = int((hosts - worker_hosts) * prices.host / prices.server + 1e-9)
         if servers > 0:
-            places.append((worker_hosts, min(servers, 4 * hosts), "dedicated"))
-    return places
+            uses.append(HostUse(worker_hosts, min(servers, 4 * hosts), "dedicated"))
+    return uses
 
 
-def _chances(seed: int, model_error: float, rows: Sequence[Row | None]) -> list[float]:
-    """How probably each has most samples a second: by draws of the calibration and of the model's error."""
-    draw, wins = random.Random(f"{seed} chances"), [0] * len(rows)
+def _chances(seed: int, model_error: float, predictions: Sequence[Row | None]) -> list[float]:
+    """Returns how probably each prediction has most samples a second.
+
+    Draws are of the calibration, the same for all, and of the model's error.
+    """
+    draw = random.Random(f"{seed} chances")
+    wins = [0] * len(predictions)
     for _ in range(SAMPLED):
-        number, shared = draw.randrange(DRAWS), draw.gauss(0, SHARED * model_error)
+        number = draw.randrange(DRAWS)
+        shared_error = draw.gauss(0, SHARED * model_error)
         speeds = []
-        for of in rows:
-            own = draw.gauss(0, OWN * model_error + (of["beyond"] if of else 0.0))
-            error = shared + own if of and of["mode"] != "single" else 0.0
-            samples = of["samples_per_s"] * of["step_s"] / of["drawn_step_s"][number] if of else 0.0
-            speeds.append(samples * math.exp(error))
+        for prediction in predictions:
+            beyond = prediction["beyond"] if prediction else 0.0
+            error = shared_error + draw.gauss(0, OWN * model_error + beyond)
+            speeds.append(_drawn_speed(prediction, number, error))
         wins[speeds.index(max(speeds))] += 1
     return [won / SAMPLED for won in wins]
+
+
+def _drawn_speed(prediction: Row | None, number: int, error: float) -> float:
+    """Returns samples a second by a draw of the calibration and a logarithm of the model's error.
+
+    The model has no error where one machine is alone.
+    """
+    if not prediction:
+        return 0.0
+    drawn_step_s = prediction["drawn_step_s"][number]
+    samples_per_s = prediction["samples_per_s"] * prediction["step_s"] / drawn_step_s
+    return samples_per_s if prediction["mode"] == "single" else samples_per_s * math.exp(error)

@@ -1,99 +1,179 @@
-"""Measures this machine, or reads finished runs, and makes a calibration of it."""
+"""Makes a calibration: measures this machine, and corrects that by finished runs."""
 
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
-from hvdtrain.config.run_config import WIRES, RunConfig
+from hvdtrain.base.config.run_config import WIRES, RunConfig
+from hvdtrain.base.system.cgroups import usable_cores
+from hvdtrain.base.system.own_code import short
+from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
 from hvdtrain.planning import probe
 from hvdtrain.planning.calibration import Calibration, Quantity
 from hvdtrain.planning.from_runs import from_runs
 from hvdtrain.planning.scenario import BUCKET_BYTES
 from hvdtrain.runs.read import Run
-from hvdtrain.system.cgroups import usable_cores
-from hvdtrain.system.own_code import short
-from hvdtrain.world.network import WIRE_KEY, new_wire_key
 
-BUDGET_S = 50.0  # of a calibration that is to take 60 s at most
+# Seconds of measuring, so that a calibration takes about a minute, and what computing has of them.
+BUDGET_S = 50.0
 PROFILE_S = 8.0
-# Where a kind could not be measured in time: what a two-core EPYC machine had, with a wide range. Share of a link's
-# bandwidth that payload reaches: 0.94 and 0.95 of 1 Gbit/s were measured of both kinds of transport
-# (tests/benchmarks/README.md), of 100 Mbit/s less.
+# The costs of a transport that could not be measured in time: a two-core EPYC machine's, with wide
+# ranges. The efficiency is the share of a link's bandwidth that payload reaches. It was
+# measured for both kinds of transport (tests/benchmarks/README.md).
 UNKNOWN = {
-    "message_us": Quantity(500, 100, 1500), "operation_us": Quantity(1500, 300, 5000),
-    "send_s_per_gb": Quantity(0.7, 0.3, 2), "receive_s_per_gb": Quantity(0.7, 0.3, 2),
-    "server_send_s_per_gb": Quantity(0.5, 0.2, 1.5), "server_receive_s_per_gb": Quantity(0.5, 0.2, 1.5),
+    "message_us": Quantity(500, 100, 1500),
+    "operation_us": Quantity(1500, 300, 5000),
+    "send_s_per_gb": Quantity(0.7, 0.3, 2),
+    "receive_s_per_gb": Quantity(0.7, 0.3, 2),
+    "server_send_s_per_gb": Quantity(0.5, 0.2, 1.5),
+    "server_receive_s_per_gb": Quantity(0.5, 0.2, 1.5),
     "efficiency": Quantity(0.94, 0.85, 0.96),
-}  # fmt: skip
+}
+Costs = dict[str, Quantity]
 
 
 def calibrate(
-    config: RunConfig, batch: int, say: Callable[[str], None], runs: Sequence[Run] = (), bandwidth: float | None = None
+    config: RunConfig,
+    batch: int,
+    say: Callable[[str], None],
+    runs: Sequence[Run] = (),
+    bandwidth: float | None = None,
 ) -> Calibration:
-    """Measure the model, width, dataset, optimizer and image size of the config, and the modes, on this machine; `runs`
-    and `bandwidth` as from_runs has them. `say` shows the user a line.
-    """
-    from hvdtrain.data.find import find_dataset
+    """Measures a model and what messages cost on this machine.
 
-    os.environ |= probe.ENVIRONMENT | {WIRE_KEY: new_wire_key()}  # zmq encrypts, as between hosts
+    Args:
+        config: has the model, width, dataset, optimizer and image size.
+        batch: of a worker.
+        say: shows the user a line.
+        runs, bandwidth: as from_runs has them.
+    """
+    from hvdtrain.data.find import find_dataset_of
+
+    # zmq encrypts, as between hosts.
+    os.environ |= probe.ENVIRONMENT | {WIRE_KEY: new_wire_key()}
+    # After the environment is set, which torch reads.
     import torch
 
     torch.set_num_threads(1)
-    data = find_dataset(config.dataset)
-    say("messages: two workers and a server here, over TCP …")
-    measured = probe.measure(time.monotonic() + BUDGET_S - PROFILE_S)
-    say("layers: forward and backward …")
+    data = find_dataset_of(config)
+    # Before anything computes: see probe.
+    measured = probe.measure(time.monotonic() + BUDGET_S - PROFILE_S, say)
+    from hvdtrain.job.training.model import image_side
     from hvdtrain.planning import profile
-    from hvdtrain.rank.work import image_side
 
     side = image_side(config, data)
-    computing = profile.profile(config, batch, data, side, PROFILE_S)
+    computing = profile.profile(config, batch, data, side, PROFILE_S, say)
     parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
-    missing = [kind for kind in probe.OF_KIND if not {(kind, probe.LARGE), (kind, probe.SMALL)} <= measured.keys()]
-    made = Calibration(
+    guessed = [name for name in probe.TRANSPORTS if not _is_measured(name, measured)]
+    calibration = Calibration(
         model={
-            "name": short(config.model), "width": config.taken_width, "classes": len(data.classes), "image_size": side,
-            "optimizer": config.optimizer, "parameters": parameters,
+            "name": short(config.model),
+            "width": config.effective_width,
+            "classes": len(data.classes),
+            "image_size": side,
+            "optimizer": config.optimizer,
+            "parameters": parameters,
         },
-        **computing, transports=transports(measured), cores_per_host=usable_cores(),
-        wires=tuple(w for kind, (_, k, w) in probe.OF_KIND.items() if k and kind not in missing) or WIRES[:1],
-        most_workers=probe.WORKERS, made={
-            "on": socket.gethostname(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "how": "measured",
-            "load_average": [round(load, 2) for load in os.getloadavg()], "guessed": missing,
+        **computing,
+        transports=transports(measured),
+        cores_per_host=usable_cores(),
+        wires=_wires(guessed) or WIRES[:1],
+        most_workers=probe.WORKERS,
+        made={
+            "on": socket.gethostname(),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "how": "measured",
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+            "guessed": guessed,
         },
-    )  # fmt: skip
+    )
     if runs:
-        made = from_runs(made, runs, bandwidth)
-    for kind in made.made["guessed"]:
-        say(f"{kind} could not be measured in time: its costs are guesses, with wide ranges")
-    return made
+        calibration = from_runs(calibration, runs, bandwidth)
+    for name in calibration.made["guessed"]:
+        say(f"{name} could not be measured in time: its costs are guesses, with wide ranges")
+    return calibration
 
 
-def transports(measured: Mapping[tuple[str, int], probe.Measured]) -> dict[str, dict[str, Quantity]]:
-    """What messages cost, of each kind, from steps of small and of large blocks."""
-    size, costs = probe.BLOCKS * probe.LARGE, {}
-    for kind, (_, servers, _) in probe.OF_KIND.items():
-        costs[kind] = known = dict(UNKNOWN)
-        small, large = (measured.get((kind, block)) for block in (probe.SMALL, probe.LARGE))
-        if small and servers:  # a push and an answer at the worker, and as many at the server for each worker
-            seconds = Quantity.of([*small.worker_s, *(s / probe.WORKERS for s in small.server_s)])
-            known |= {"message_us": seconds.times(1e6 / 2), "operation_us": Quantity.exactly(0.0)}
-        elif small:  # Two hops, and what comes before them. Nobody knows which is how much: half each.
-            seconds = Quantity.of(small.worker_s)
-            known |= {"message_us": seconds.times(1e6 / 4), "operation_us": seconds.times(1e6 / 2)}
-        if not large:
-            continue
-        message_s = 1e-6 * known["message_us"].value
-        of_worker, of_server = 1e-6 * known["operation_us"].value + 2 * message_s, 0.0
-        if servers:
-            of_worker = 2 * size / BUCKET_BYTES * message_s
-            of_server = probe.WORKERS * of_worker
-        # Sending and receiving were measured together: half of the processor seconds of a GB each.
-        worker = Quantity.of([max(probe.FLOOR, s - of_worker) for s in large.worker_s]).times(1e9 / size / 2)
-        server = Quantity.of([max(probe.FLOOR, s - of_server) for s in large.server_s]).times(1e9 / size / 2)
-        server = server.times(1 / probe.WORKERS)
-        known |= {"send_s_per_gb": worker, "receive_s_per_gb": worker}
-        known |= {"server_send_s_per_gb": server, "server_receive_s_per_gb": server}
-    return costs
+def _is_measured(name: str, measured: Mapping[tuple[str, int], probe.StepSeconds]) -> bool:
+    """Returns whether a transport was measured with both sizes of blocks."""
+    return (name, probe.LARGE) in measured and (name, probe.SMALL) in measured
+
+
+def _wires(guessed: Collection[str]) -> tuple[str, ...]:
+    """Returns the wires of servers that were measured."""
+    wires = []
+    for name, transport in probe.TRANSPORTS.items():
+        if transport.servers and name not in guessed:
+            wires.append(transport.wire)
+    return tuple(wires)
+
+
+def transports(measured: Mapping[tuple[str, int], probe.StepSeconds]) -> dict[str, Costs]:
+    """Returns what messages cost, for each transport.
+
+    Args:
+        measured: by transport and size of blocks. What is missing is guessed.
+    """
+    all_costs = {}
+    for name, transport in probe.TRANSPORTS.items():
+        costs = dict(UNKNOWN)
+        has_servers = transport.servers > 0
+        small = measured.get((name, probe.SMALL))
+        if small:
+            costs |= _costs_of_messages(small, has_servers)
+        large = measured.get((name, probe.LARGE))
+        if large:
+            costs |= _costs_of_bytes(large, has_servers, costs)
+        all_costs[name] = costs
+    return all_costs
+
+
+def _costs_of_messages(small: probe.StepSeconds, has_servers: bool) -> Costs:
+    """Returns what messages cost as such, from steps of small blocks."""
+    if has_servers:
+        # A step is a push and an answer at the worker, and as many at the server for each worker.
+        at_server = [server_s / probe.WORKERS for server_s in small.server_s]
+        step = Quantity.of([*small.worker_s, *at_server])
+        return {"message_us": step.times(1e6 / 2), "operation_us": Quantity.exactly(0.0)}
+    # A step is two hops, and what comes before them. Nobody knows which is how much: half each.
+    step = Quantity.of(small.worker_s)
+    return {"message_us": step.times(1e6 / 4), "operation_us": step.times(1e6 / 2)}
+
+
+def _costs_of_bytes(large: probe.StepSeconds, has_servers: bool, costs: Costs) -> Costs:
+    """Returns what bytes cost, from steps of large blocks.
+
+    Sending and receiving were measured together. Each has half of the processor seconds.
+
+    Args:
+        costs: of messages as such.
+    """
+    size = probe.BLOCKS * probe.LARGE
+    message_s = 1e-6 * costs["message_us"].value
+    if has_servers:
+        messages_of_worker_s = 2 * size / BUCKET_BYTES * message_s
+        messages_of_server_s = probe.WORKERS * messages_of_worker_s
+    else:
+        messages_of_worker_s = 1e-6 * costs["operation_us"].value + 2 * message_s
+        messages_of_server_s = 0.0
+    worker = _per_gb(large.worker_s, messages_of_worker_s, size)
+    server = _per_gb(large.server_s, messages_of_server_s, size).times(1 / probe.WORKERS)
+    return {
+        "send_s_per_gb": worker,
+        "receive_s_per_gb": worker,
+        "server_send_s_per_gb": server,
+        "server_receive_s_per_gb": server,
+    }
+
+
+def _per_gb(steps_s: Sequence[float], messages_s: float, size: int) -> Quantity:
+    """Returns processor seconds for sending, or for receiving, a GB.
+
+    Args:
+        steps_s: processor seconds of steps that send and receive `size` bytes.
+        messages_s: the part of them that messages cost as such.
+    """
+    of_bytes = [max(probe.FLOOR, step_s - messages_s) for step_s in steps_s]
+    return Quantity.of(of_bytes).times(1e9 / size / 2)

@@ -1,31 +1,44 @@
-"""Published tables as cases: what is unknown is fitted on some cells, and the others are predicted blind."""
+"""Published tables: what is unknown is fitted on some cells, and the others are predicted blind."""
 
 import math
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 
-from hvdtrain.config.untrusted import parse_toml
-from hvdtrain.errors import UsageError
+from hvdtrain.base.config.untrusted import parse_toml
+from hvdtrain.base.errors import UsageError
 from hvdtrain.planning.calibration import read_as
 from hvdtrain.planning.layout import FINE
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
 
-# What is not known of another system: the likely value, and the standard deviation of its logarithm before any cell was
-# looked at.
+# What is not known of another system: the likely value, and the standard deviation of its logarithm
+# before any cell was looked at.
 UNKNOWNS = {
-    "efficiency": (0.7, 0.8),  # share of the wire that payload reaches
-    "processor_s_per_gb": (0.2, 1.0),  # at each end of a message
-    "jitter": (0.03, 0.4),  # standard deviation of the logarithm of a step's computing
-    "host_gb_per_s": (10.0, 0.7),  # between the workers of a host, shared by them
+    # the share of the wire that payload reaches
+    "efficiency": (0.7, 0.8),
+    # at each end of a message
+    "processor_s_per_gb": (0.2, 1.0),
+    # standard deviation of the logarithm of a step's computing
+    "jitter": (0.03, 0.4),
+    # between the workers of a host, shared by them
+    "host_gb_per_s": (10.0, 0.7),
 }
-CELL_ERROR = 0.03  # of a published figure: to about so much it is fitted
-DRAWS, WIDER = 8, 1.1
+# A published figure is fitted to about so much.
+CELL_ERROR = 0.03
+# Draws of the unknowns for an interval, and how much wider than they are the interval is.
+DRAWS = 8
+WIDER = 1.1
+# A bound of bytes under way that never holds.
 NO_WINDOW = 2**50
-SIDE = {"inception_v3": 299}  # pixels; 224 for the others
+# Pixels of an image's side, where it is not USUAL_SIDE.
+SIDE = {"inception_v3": 299}
+USUAL_SIDE = 224
+# Networks with auxiliary heads, which are left out.
+WITH_AUXILIARY_HEADS = ("inception_v3", "googlenet")
 Positive = Annotated[float, Meta(ge=1e-6, le=1e12)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 
@@ -36,7 +49,7 @@ class NamedLayer(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """A name that layers_of knows, or layers."""
+    """A model with a name that layers_of knows, or with layers."""
 
     batch_per_worker: Annotated[int, Meta(ge=1, le=10**6)]
     name: str = ""
@@ -55,8 +68,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     cores_per_host: Annotated[int, Meta(ge=1, le=1024)] = 2
 
 
-class Cell(Struct, frozen=True):
-    """A figure of the table; with `calibrate` unknowns are fitted on it."""
+class PublishedCell(Struct, frozen=True):
+    """A figure of the table. With `calibrate` the unknowns are fitted on it."""
 
     mode: str
     workers: Count
@@ -74,103 +87,182 @@ class Cell(Struct, frozen=True):
             raise ValueError("single has one worker")
 
 
-class Case(Struct, frozen=True, forbid_unknown_fields=True):
-    """The tables of the file."""
+class PublishedTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a case file holds: its tables `model`, `cluster` and `cell`."""
 
     model: Model
     cluster: Cluster
-    cell: Annotated[list[Cell], Meta(min_length=1)]
+    cell: Annotated[list[PublishedCell], Meta(min_length=1)]
     title: str = ""
     source: str = ""
 
     def layers(self) -> tuple[Layer, ...]:
-        """Layers that compute in all as long as one worker took, a third of it forward."""
-        model, computing_s = self.model, self.model.batch_per_worker / self.cluster.single_worker_samples_per_s
-        known = [(one.megabytes, one.share_of_compute) for one in model.layers] or layers_of(model.name)
+        """Returns layers that compute as long as one worker did in all, a third of it forward."""
+        known = [(layer.megabytes, layer.share_of_compute) for layer in self.model.layers]
+        if not known:
+            known = layers_of(self.model.name)
+        computing_s = self.model.batch_per_worker / self.cluster.single_worker_samples_per_s
         third = computing_s / 3 / (sum(share for _, share in known) or 1.0)
-        return tuple(Layer(round(size * 1e6 / 4), third * share, 2 * third * share) for size, share in known)
+        return tuple(
+            Layer(round(megabytes * 1e6 / 4), third * share, 2 * third * share)
+            for megabytes, share in known
+        )
 
 
-def load(path: Path) -> Case:
-    """Read a case. UsageError, a line, where it is none."""
-    return read_as(Case, path, lambda content: parse_toml(content.decode()))
+def load(path: Path) -> PublishedTable:
+    """Reads a case file.
+
+    Raises:
+        UsageError: it is none. The message is one line.
+    """
+    return read_as(PublishedTable, "case", path, lambda content: parse_toml(content.decode()))
 
 
 def layers_of(name: str) -> list[tuple[float, float]]:
-    """(megabytes of float32, share of all multiplications) of each layer with parameters, as they were made, of
-    torchvision's network for ImageNet's 1,000 classes without auxiliary heads. UsageError where it has none.
+    """Returns the layers with parameters of torchvision's network for ImageNet's 1,000 classes,
+    without auxiliary heads.
+
+    Returns:
+        (megabytes of float32, share of all multiplications) of each layer, in the order in which
+        the layers were made.
+
+    Raises:
+        UsageError: torchvision has no such network.
     """
     import torch
     import torchvision
     from torch.utils.flop_counter import FlopCounterMode
 
     if name not in torchvision.models.list_models(torchvision.models):
-        raise UsageError(f"unknown model '{name}': choose one of torchvision's, as vgg16, or write layers = […]")
-    more = {"aux_logits": False, "init_weights": False} if name in ("inception_v3", "googlenet") else {}
-    side, counter = SIDE.get(name, 224), FlopCounterMode(display=False)
+        raise UsageError(
+            f"unknown model '{name}': choose one of torchvision's, as vgg16, or write layers = […]"
+        )
+    options = {}
+    if name in WITH_AUXILIARY_HEADS:
+        options = {"aux_logits": False, "init_weights": False}
+    side = SIDE.get(name, USUAL_SIDE)
+    counter = FlopCounterMode(display=False)
     with torch.device("meta"), counter:
-        model = torchvision.models.get_model(name, weights=None, **more).eval()
+        model = torchvision.models.get_model(name, weights=None, **options).eval()
         model(torch.zeros(1, 3, side, side))
-    work = {path.partition(".")[2]: sum(of.values()) for path, of in counter.get_flop_counts().items()}
+    # Multiplications by module, with the modules within it. "" is the whole network.
+    work = {}
+    for path, counts in counter.get_flop_counts().items():
+        _, _, below_network = path.partition(".")
+        work[below_network] = sum(counts.values())
     layers = []
-    for path, of in model.named_modules():
-        inside = sum(work.get(f"{path}.{name}".strip("."), 0) for name, _ in of.named_children())
-        if size := sum(p.numel() for p in of.parameters(recurse=False)):
-            layers.append((4e-6 * size, (work.get(path, 0) - inside) / work[""]))
+    for path, module in model.named_modules():
+        paths_within = [f"{path}.{child}".strip(".") for child, _ in module.named_children()]
+        work_within = sum(work.get(path_within, 0) for path_within in paths_within)
+        parameters = sum(weights.numel() for weights in module.parameters(recurse=False))
+        if parameters:
+            layers.append((4e-6 * parameters, (work.get(path, 0) - work_within) / work[""]))
     return layers
 
 
-def samples_per_s(case: Case, layers: tuple[Layer, ...], cell: Cell, values: dict[str, float]) -> float:
-    """A cell as it is simulated with the unknowns as given."""
-    cost, cluster = values["processor_s_per_gb"], case.cluster
-    workers, per_host = cell.workers, cluster.workers_per_host
-    inside = min(workers, per_host)
+def samples_per_s(
+    table: PublishedTable,
+    layers: tuple[Layer, ...],
+    cell: PublishedCell,
+    unknowns: Mapping[str, float],
+) -> float:
+    """Returns a cell as it is simulated with these values of the unknowns."""
+    cluster = table.cluster
+    workers = cell.workers
+    per_host = cluster.workers_per_host
+    on_a_host = min(workers, per_host)
     weights = 4 * sum(layer.parameters for layer in layers)
-    # Gradients go once to where they are added up and weights back, on what the workers of a host share.
-    local_s = 2 * inside * weights / 1e9 / values["host_gb_per_s"] if inside > 1 else 0.0
-    if cell.servers:  # the workers of a host add up before one of them pushes
-        workers, per_host = -(-workers // per_host), 1
+    within_host_s = 0.0
+    if on_a_host > 1:
+        # Gradients go once to where they are added up and weights back, over what the workers of a
+        # host share.
+        within_host_s = 2 * on_a_host * weights / 1e9 / unknowns["host_gb_per_s"]
+    if cell.servers:
+        # The workers of a host add up before one of them pushes.
+        workers = -(-workers // per_host)
+        per_host = 1
+    s_per_gb = unknowns["processor_s_per_gb"]
+    transport = Transport(
+        send_s_per_gb=s_per_gb,
+        receive_s_per_gb=s_per_gb,
+        server_send_s_per_gb=s_per_gb,
+        server_receive_s_per_gb=s_per_gb,
+        efficiency=unknowns["efficiency"],
+    )
     job = Scenario(
-        cell.mode, layers, workers, cell.servers,
-        bandwidth_gbit=cluster.bandwidth_gbit, latency_s=cluster.latency_us * 1e-6,
-        transport=Transport(0, 0, cost, cost, cost, cost, efficiency=values["efficiency"]),
-        fixed_s=local_s, jitter=values["jitter"], cores=cluster.cores_per_host, on_processor=False,
-        workers_per_host=per_host, placement=cell.placement, under_way_bytes=NO_WINDOW, softsync=False,
-    )  # fmt: skip
+        cell.mode,
+        layers,
+        workers,
+        cell.servers,
+        bandwidth_gbit=cluster.bandwidth_gbit,
+        latency_s=cluster.latency_us * 1e-6,
+        transport=transport,
+        fixed_s=within_host_s,
+        jitter=unknowns["jitter"],
+        cores=cluster.cores_per_host,
+        on_processor=False,
+        workers_per_host=per_host,
+        placement=cell.placement,
+        under_way_bytes=NO_WINDOW,
+        softsync=False,
+    )
     detail = FINE._replace(pieces=100 if job.in_lockstep else 40)
-    return cell.workers * case.model.batch_per_worker / simulate(job, 3, detail).step_s
+    step_s = simulate(job, 3, detail).step_s
+    return cell.workers * table.model.batch_per_worker / step_s
 
 
-def predict(case: Case) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Every cell with `predicted`, `low`, `high` and `error`, predicted over published less 1, and what was fitted: by
-    least squares with a Gaussian prior. Intervals are those of draws from what is left uncertain.
+def predict(table: PublishedTable) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Fits the unknowns by least squares with a Gaussian prior, and predicts every cell.
+
+    Returns:
+        Every cell with `predicted`, `low` and `high`, and with `error`, predicted over published
+        less 1; and what was fitted. Intervals come from draws of what is left uncertain.
     """
     import numpy as np
     from scipy.optimize import least_squares
 
-    layers = case.layers()
+    layers = table.layers()
+    fitted_cells = [cell for cell in table.cell if cell.calibrate]
 
     def residuals(deviations: Any) -> Any:
-        values = _unknowns(deviations)
-        ratios = [
-            samples_per_s(case, layers, cell, values) / cell.samples_per_s for cell in case.cell if cell.calibrate
-        ]
-        return np.array([*(math.log(ratio) / CELL_ERROR for ratio in ratios), *deviations])
+        unknowns = _unknowns(deviations)
+        errors = []
+        for cell in fitted_cells:
+            ratio = samples_per_s(table, layers, cell, unknowns) / cell.samples_per_s
+            errors.append(math.log(ratio) / CELL_ERROR)
+        return np.array([*errors, *deviations])
 
     fit = least_squares(residuals, np.zeros(len(UNKNOWNS)), diff_step=0.05, max_nfev=10)
-    root = np.linalg.cholesky(np.linalg.inv(fit.jac.T @ fit.jac))
+    fitted = _unknowns(fit.x)
+    covariance = np.linalg.inv(fit.jac.T @ fit.jac)
+    root = np.linalg.cholesky(covariance)
     draw = random.Random(0)
-    drawn = [_unknowns(fit.x + root @ [draw.gauss(0, 1) for _ in UNKNOWNS]) for _ in range(DRAWS)]
+    drawn = []
+    for _ in range(DRAWS):
+        normal = [draw.gauss(0, 1) for _ in UNKNOWNS]
+        drawn.append(_unknowns(fit.x + root @ normal))
     rows = []
-    for cell in case.cell:
-        speeds = [samples_per_s(case, layers, cell, values) for values in (_unknowns(fit.x), *drawn)]
-        found = {"predicted": speeds[0], "low": min(speeds) / WIDER, "high": max(speeds) * WIDER}
-        rows.append(to_builtins(cell) | found | {"error": speeds[0] / cell.samples_per_s - 1})
-    return rows, _unknowns(fit.x)
+    for cell in table.cell:
+        speeds = [samples_per_s(table, layers, cell, unknowns) for unknowns in [fitted, *drawn]]
+        prediction = {
+            "predicted": speeds[0],
+            "low": min(speeds) / WIDER,
+            "high": max(speeds) * WIDER,
+            "error": speeds[0] / cell.samples_per_s - 1,
+        }
+        rows.append(to_builtins(cell) | prediction)
+    return rows, fitted
 
 
 def _unknowns(deviations: Any) -> dict[str, float]:
-    """The unknowns, so many standard deviations of their logarithms away from the likely values."""
-    priors = zip(UNKNOWNS.items(), deviations, strict=True)
-    values = {name: value * math.exp(spread * deviation) for (name, (value, spread)), deviation in priors}
-    return values | {"efficiency": min(1.0, values["efficiency"]), "jitter": min(0.5, values["jitter"])}
+    """Returns values of the unknowns.
+
+    Args:
+        deviations: how far each is from the likely value, in standard deviations of its logarithm.
+    """
+    values = {}
+    for (name, (likely, spread)), deviation in zip(UNKNOWNS.items(), deviations, strict=True):
+        values[name] = likely * math.exp(spread * deviation)
+    values["efficiency"] = min(1.0, values["efficiency"])
+    values["jitter"] = min(0.5, values["jitter"])
+    return values

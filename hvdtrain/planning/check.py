@@ -1,4 +1,4 @@
-"""Predictions beside measurements: finished run folders, and what the calibration says that they should have taken."""
+"""Predictions beside measurements: what finished runs took, and what a calibration says of them."""
 
 import itertools
 import statistics
@@ -8,24 +8,30 @@ from statistics import geometric_mean
 
 import click
 
-from hvdtrain import modes
-from hvdtrain.errors import UsageError
+from hvdtrain.base import modes
+from hvdtrain.base.errors import UsageError
 from hvdtrain.planning import predict
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.predict import Row
-from hvdtrain.planning.scenario import MODES, Scenario
+from hvdtrain.planning.scenario import MODES, Scenario, Stragglers
 from hvdtrain.planning.show import rate, seconds
-from hvdtrain.planning.units import Stragglers
-from hvdtrain.report.table import Cell, Table
+from hvdtrain.planning.units import SlowRules
+from hvdtrain.reporting.table import Cell, Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, grouped, load_run
 
-WARM_UP = 2  # steps that are not counted
-LOCAL_GBIT = 1e4  # between processes of one host
+# Measured steps that are not counted.
+WARM_UP = 2
+# The bandwidth between processes of one host.
+LOCAL_GBIT = 1e4
 
 
 def finished(folder: Path) -> Run:
-    """The run. UsageError where it has not finished."""
+    """Returns a run.
+
+    Raises:
+        UsageError: it has not finished.
+    """
     run = load_run(folder)
     if run.problem:
         raise UsageError(f"{folder}: {run.problem}")
@@ -33,113 +39,204 @@ def finished(folder: Path) -> Run:
 
 
 def measured_step_s(run: Run) -> float:
-    """Wall seconds for one step of the job. Of lockstep modes the median between two steps of a worker, or two rounds
-    of local steps, the mean over workers; where each goes at its own pace, of all steps together. UsageError where
-    there are too few.
+    """Returns the wall seconds of a step of the job.
+
+    For lockstep modes this is the median between two steps of a worker, or between two rounds of
+    local steps, as the mean over workers. Where each worker goes at its own pace, it is the mean
+    over all steps.
+
+    Raises:
+        UsageError: there are too few steps.
     """
-    if not modes.declared(run.kind.mode).lockstep and run.summary.steps and run.summary.wall_s:
-        return run.summary.wall_s / run.summary.steps
-    ranks, _ = run.read_steps()
-    medians, every = [], run.local_steps
-    for steps in ranks.values():
-        ends = [step.time for step in steps[-(-WARM_UP // every) * every - 1 :: every]]
+    summary = run.summary
+    in_lockstep = modes.declared(run.kind.mode).lockstep
+    if not in_lockstep and summary.steps and summary.wall_s:
+        return summary.wall_s / summary.steps
+    steps_of_workers, _ = run.read_steps()
+    every = run.local_steps
+    first = -(-WARM_UP // every) * every - 1
+    medians = []
+    for steps in steps_of_workers.values():
+        ends = [step.time for step in steps[first::every]]
         if len(ends) > 1:
-            medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)) / every)
+            durations = [later - earlier for earlier, later in itertools.pairwise(ends)]
+            medians.append(statistics.median(durations) / every)
     if not medians:
         least = max(WARM_UP + 1, 2 * every)
-        raise UsageError(f"{run.folder} has too few steps to measure one: at least {least} are needed")
+        raise UsageError(
+            f"{run.folder} has too few steps to measure one: at least {least} are needed"
+        )
     return statistics.fmean(medians)
 
 
 def measured_gbit(runs: Sequence[Run]) -> float | None:
-    """Of the fastest link between hosts that these runs measured: often one of them alone has."""
-    return max((pair.gbit_s for run in runs for pair in run.manifest.network.pairs), default=None)
+    """Returns the bandwidth of the fastest link between hosts that these runs measured.
+
+    Often only one of the runs has measured links.
+    """
+    fastest: float | None = None
+    for run in runs:
+        for pair in run.manifest.network.pairs:
+            fastest = max(fastest or 0.0, pair.gbit_s)
+    return fastest
 
 
-def question(calibration: Calibration, run: Run, bandwidth: float | None) -> tuple[Calibration, Scenario]:
-    """What a run is a measurement of: the calibration with its batch, and the scenario to ask about. Links have so many
-    Gbit/s, by default what the run measured of them, else the calibration's.
+def job_of_run(
+    calibration: Calibration, run: Run, bandwidth: float | None
+) -> tuple[Calibration, Scenario]:
+    """Returns what a run is a measurement of: the calibration with the run's batch, and the job.
+
+    Args:
+        bandwidth: of the links, in Gbit/s; None: what the run measured of them, else what the
+            calibration has.
 
     Raises:
-        UsageError: the run is of another model, or nobody says how fast the links are, or no prediction knows its mode,
-            its fragments or its --slow: bursts, jitter.
+        UsageError: the run is of another model, or nobody says how fast the links are, or no
+            prediction knows the run's mode, fragments or --slow (bursts, jitter).
     """
-    manifest, kind, hosts = run.manifest, run.kind, run.manifest.hosts
-    is_local, is_machine = len(hosts) <= 1, kind.family == modes.ONE_MACHINE
+    manifest = run.manifest
+    kind = run.kind
     if kind.mode not in MODES:
         raise UsageError(f"{run.folder} is of mode {kind.mode}, which cannot be predicted")
     if run.fragments > 1:
         raise UsageError(f"{run.folder} sends its weights in fragments, which no prediction knows")
+    _check_model(calibration, run)
+    is_local = len(manifest.hosts) <= 1
+    gbit = LOCAL_GBIT if is_local else _gbit_between_hosts(calibration, run, bandwidth)
+    slow = _stragglers(run)
+    batch_of_all = manifest.global_batch or calibration.batch_per_worker
+    batch = max(1, round(batch_of_all / manifest.workers))
+    until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
+    in_lockstep = modes.declared(kind.mode).lockstep
+    has_all_cores = manifest.threads_per_worker != calibration.threads_per_worker
+    ranks_by_host = [host.ranks for host in manifest.hosts.values() if host.ranks]
+    servers_are_beside = any(min(ranks) < kind.servers <= max(ranks) for ranks in ranks_by_host)
+    workers_by_host = [sum(rank >= kind.servers for rank in ranks) for ranks in ranks_by_host]
+    job = Scenario(
+        kind.mode,
+        workers=kind.workers,
+        servers=kind.servers,
+        bandwidth_gbit=gbit,
+        compression=manifest.compression or "none",
+        placement="shared" if servers_are_beside or is_local else "dedicated",
+        workers_per_host=manifest.workers if is_local else max([1, *workers_by_host]),
+        staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound,
+        slow=slow,
+        softsync=manifest.push_scale == "softsync",
+        shares=manifest.shares or "equal",
+        wait_for=manifest.wait_for or "",
+        local_steps=run.local_steps,
+        wire=run.wire,
+        replaces=int(kind.mode == "single" and has_all_cores),
+        round_steps=0 if in_lockstep else until_evaluated or 0,
+    )
+    return calibration.with_batch(batch), job
+
+
+def _check_model(calibration: Calibration, run: Run) -> None:
+    """Raises a UsageError if the run's model has another number of parameters."""
     known = calibration.model.get("parameters")
-    if isinstance(known, int) and known and manifest.parameters and abs(manifest.parameters / known - 1) > 0.01:
+    parameters = run.manifest.parameters
+    if not isinstance(known, int) or not known or not parameters:
+        return
+    if abs(parameters / known - 1) > 0.01:
         raise UsageError(
-            f"{run.folder} has a model of {manifest.parameters:,} parameters, the calibration one of {known:,}: "
-            "calibrate with its --model, --width and --dataset"
+            f"{run.folder} has a model of {parameters:,} parameters, the calibration one of "
+            f"{known:,}: calibrate with its --model, --width and --dataset"
         )
-    gbit = LOCAL_GBIT if is_local else bandwidth or measured_gbit([run]) or calibration.bandwidth_gbit
+
+
+def _gbit_between_hosts(calibration: Calibration, run: Run, bandwidth: float | None) -> float:
+    gbit = bandwidth or measured_gbit([run]) or calibration.bandwidth_gbit
     if not gbit:
-        raise UsageError(f"{run.folder} ran on {len(hosts)} hosts: say how fast their links are, --bandwidth 1gbit")
+        raise UsageError(
+            f"{run.folder} ran on {len(run.manifest.hosts)} hosts: say how fast their links are, "
+            "--bandwidth 1gbit"
+        )
+    return gbit
+
+
+def _stragglers(run: Run) -> Stragglers:
     try:
-        slow = Stragglers().convert(field_value(run, "slow.asked"), None, None)
+        return SlowRules().convert(field_value(run, "slow.asked"), None, None)
     except click.UsageError as error:
         raise UsageError(f"{run.folder} was run with --slow {error.message}") from None
-    batch = max(1, round((manifest.global_batch or calibration.batch_per_worker) / manifest.workers))
-    until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
-    ranks = [host.ranks for host in hosts.values() if host.ranks]
-    is_beside = any(min(on_host) < kind.servers <= max(on_host) for on_host in ranks)
-    workers_on_hosts = [sum(rank >= kind.servers for rank in on_host) for on_host in ranks]
-    return calibration.with_batch(batch), Scenario(
-        kind.mode, workers=kind.workers, servers=kind.servers, bandwidth_gbit=gbit,
-        compression=manifest.compression or "none", placement="shared" if is_beside or is_local else "dedicated",
-        workers_per_host=manifest.workers if is_local else max([1, *workers_on_hosts]),
-        staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound, slow=slow,
-        softsync=manifest.push_scale == "softsync", shares=manifest.shares or "equal",
-        wait_for=manifest.wait_for or "", local_steps=run.local_steps,
-        wire=run.wire,
-        replaces=int(is_machine and manifest.threads_per_worker != calibration.threads_per_worker),
-        round_steps=0 if modes.declared(kind.mode).lockstep else until_evaluated or 0,
-    )  # fmt: skip
 
 
 def compare(calibration: Calibration, run: Run, bandwidth: float | None) -> Row:
-    """What was measured, what is predicted, and the error. UsageError as of `question`."""
-    made, asked = question(calibration, run, bandwidth)
-    predicted, measured = predict.row(made, asked), measured_step_s(run)
+    """Returns what was measured, what is predicted, and the error.
+
+    Raises:
+        UsageError: see job_of_run.
+    """
+    of_run, job = job_of_run(calibration, run, bandwidth)
+    predicted = predict.row(of_run, job)
+    measured = measured_step_s(run)
     return {
-        "run": str(run.folder), "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
+        "run": str(run.folder),
+        "mode": job.mode,
+        "workers": job.workers,
+        "servers": job.servers,
         "hosts": max(1, len(run.manifest.hosts)),
-        "bandwidth_gbit": None if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit,
-        "measured_step_s": measured, "predicted_step_s": predicted["step_s"], "low": predicted["step_s_low"],
-        "high": predicted["step_s_high"], "error": predicted["step_s"] / measured - 1,
-    }  # fmt: skip
+        "bandwidth_gbit": None if job.bandwidth_gbit == LOCAL_GBIT else job.bandwidth_gbit,
+        "measured_step_s": measured,
+        "predicted_step_s": predicted["step_s"],
+        "low": predicted["step_s_low"],
+        "high": predicted["step_s_high"],
+        "error": predicted["step_s"] / measured - 1,
+    }
 
 
 def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
-    """For a report: seconds a step of each kind of finished run, measured and predicted, or a note of why not."""
-    finished = (run for run in runs if run.is_finished)
-    groups = grouped(finished, lambda run: (run.kind.label, field_value(run, "slow.asked")))
-    several = len({slow for _, slow in groups}) > 1
-    made = ", ".join(f"{name} {value}" for name, value in calibration.model.items() if isinstance(value, str | int))
-    notes = [f"Predicted by `hvdtrain plan` from a calibration ({made}); repeats as geometric means."]
+    """Returns a report's table: seconds a step of each kind of finished run, measured and
+    predicted.
+
+    A kind that cannot be predicted is a note with the reason.
+    """
+    finished_runs = (run for run in runs if run.is_finished)
+    groups = grouped(finished_runs, lambda run: (run.kind.label, field_value(run, "slow.asked")))
+    has_several_slow = len({slow for _, slow in groups}) > 1
+    model = ", ".join(
+        f"{name} {value}"
+        for name, value in calibration.model.items()
+        if isinstance(value, str | int)
+    )
+    notes = [
+        f"Predicted by `hvdtrain plan` from a calibration ({model}); repeats as geometric means."
+    ]
     rows: list[tuple[str, list[Cell]]] = []
-    off, links = [], set[float]()
+    errors: list[float] = []
+    links: set[float] = set()
     for (label, slow), members in groups.items():
         try:
-            measured = geometric_mean(map(measured_step_s, members))
+            measured_s = geometric_mean(map(measured_step_s, members))
             row = compare(calibration, members[0], measured_gbit(members) or measured_gbit(runs))
         except UsageError as error:
             notes.append(f"Not predicted: {error}.")
             continue
-        predicted = row["predicted_step_s"]
-        links |= {row["bandwidth_gbit"]} - {None}
-        off.append(predicted / measured - 1)
-        rows.append((label + (f", slow: {slow}" if several else ""), [
-            Cell(seconds(measured), measured),
-            Cell(seconds(predicted), predicted, f"{seconds(row['low'])} to {seconds(row['high'])}"),
-            Cell(f"{off[-1]:+.1%}", off[-1]),
-        ]))  # fmt: skip
+        if row["bandwidth_gbit"] is not None:
+            links.add(row["bandwidth_gbit"])
+        error_of_kind = row["predicted_step_s"] / measured_s - 1
+        errors.append(error_of_kind)
+        if has_several_slow:
+            label += f", slow: {slow}"
+        rows.append((label, _cells(measured_s, row, error_of_kind)))
     for gbit in sorted(links):
-        notes.append(f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's.")
-    if off:
-        notes.append(f"Median error {statistics.median(map(abs, off)):.1%}, largest {max(map(abs, off)):.1%}.")
-    return Table("Predicted beside measured", notes, "run", ["a step, measured", "predicted", "error"], rows)
+        notes.append(
+            f"Hosts joined by {rate(gbit)}: measured by the runs, or else the calibration's."
+        )
+    if errors:
+        sizes = [abs(error) for error in errors]
+        notes.append(f"Median error {statistics.median(sizes):.1%}, largest {max(sizes):.1%}.")
+    headings = ["a step, measured", "predicted", "error"]
+    return Table("Predicted beside measured", notes, "run", headings, rows)
+
+
+def _cells(measured_s: float, row: Row, error: float) -> list[Cell]:
+    predicted_s = row["predicted_step_s"]
+    interval = f"{seconds(row['low'])} to {seconds(row['high'])}"
+    return [
+        Cell(seconds(measured_s), measured_s),
+        Cell(seconds(predicted_s), predicted_s, interval),
+        Cell(f"{error:+.1%}", error),
+    ]

@@ -1,138 +1,368 @@
-"""Where the answer of a comparison flips, foretold from its own runs: see README.md, "Where it flips"."""
+"""Where the answer of a comparison flips, predicted from the comparison's own runs.
 
+See README.md, "Where it flips".
+"""
+
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from hvdtrain import modes
-from hvdtrain.errors import UsageError
+from hvdtrain.base import modes
+from hvdtrain.base.errors import UsageError
 from hvdtrain.planning import best
 from hvdtrain.planning.calibrate import UNKNOWN
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, LayerCost, Quantity
-from hvdtrain.planning.check import LOCAL_GBIT, measured_gbit, measured_step_s, question
+from hvdtrain.planning.check import LOCAL_GBIT, job_of_run, measured_gbit, measured_step_s
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
 from hvdtrain.planning.predict import Row, simulate
-from hvdtrain.planning.probe import OF_KIND
-from hvdtrain.planning.scenario import Scenario, Slow
+from hvdtrain.planning.probe import TRANSPORTS
+from hvdtrain.planning.scenario import Scenario, Stragglers
 from hvdtrain.planning.show import ANSWERS, answer, map_table, rate
-from hvdtrain.report.table import Table
+from hvdtrain.reporting.table import Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
-LAYERS, LEAST_ERROR = 6, 0.1  # the simulation misses more where it knows so little of a model
-OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)  # where no run of one process tells
+# The equal layers that a model is taken to have.
+LAYERS = 6
+# The simulation misses more where it knows so little of a model.
+LEAST_ERROR = 0.1
+MOST_ERROR = 10.0
+# Where no run of one process tells.
+OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)
+# The probability from which on an answer is named.
 SURE = 0.9
-ONE_RUN = 1.1  # what a figure of one may be off by
-BANDWIDTHS, WORKERS = (0.1, 1.0, 10.0), (2, 4, 16)
-USUAL_GBIT = 1.0  # of what is asked about where all ran on one host
-SLOW, BATCHES, LOCAL_STEPS = (1.5, 3.0), (8,), (8, 64)
-MOST_WORKERS, MOST_S, MOST_MB = 64, 1e4, 1e5  # of runs: no more is asked about
+# A model that misses the runs of the report by a larger factor says nothing of probabilities.
+MOST_MISSED = 1.3
+# The factor by which a figure of one run may be off.
+ONE_RUN = 1.1
+# What is asked about, beside what was measured: bandwidths in Gbit/s, numbers of workers, factors
+# of a straggler and of the batch, and numbers of local steps.
+BANDWIDTHS = (0.1, 1.0, 10.0)
+WORKERS = (2, 4, 16)
+SLOW = (1.5, 3.0)
+BATCHES = (8,)
+LOCAL_STEPS = (8, 64)
+# The bandwidth that is asked about where all runs were on one host.
+USUAL_GBIT = 1.0
+# More is not asked about: of runs, their workers, seconds of a step, and megabytes of gradients.
+MOST_WORKERS = 64
+MOST_S = 1e4
+MOST_MB = 1e5
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What the runs of a comparison say of costs.
+
+    Attributes:
+        largest: the largest cluster that was measured.
+        mode_names: the modes of the distributed runs.
+        missed: of each distributed run the logarithm of the simulated step over the measured one.
+    """
+
+    calibration: Calibration
+    largest: Scenario
+    mode_names: Sequence[str]
+    missed: Sequence[float]
+
+    def place(self, workers: int = 0, **changed: Any) -> Row:
+        """Returns a place of the map: the largest cluster, with what is changed of it.
+
+        Args:
+            workers: 0: as many as the largest cluster has.
+        """
+        contest = best.Contest(self.calibration, replace(self.largest, **changed), self.mode_names)
+        hosts = -(-(workers or self.largest.workers) // self.largest.workers_per_host)
+        return contest.place(hosts, detail=ROUGH)
+
+    def with_batch(self, batch: int) -> "CostModel":
+        return replace(self, calibration=self.calibration.with_batch(batch))
+
+
+class Change(NamedTuple):
+    """What is changed of the measured place, in words, and the place that this leads to."""
+
+    preposition: str
+    what: str
+    place: Row
 
 
 def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
-    """Of verdict.json: `says`, a sentence, and the `map`, as `hvdtrain plan predict` has it, with the `measured` place:
-    these runs, and the word of their answer.
+    """Returns `flips` of verdict.json.
+
+    Args:
+        word: the answer of these runs.
+
+    Returns:
+        `says`, a sentence, the `map` as `hvdtrain plan predict` has it, and what was `measured`:
+        workers and the answer.
     """
     try:
-        chosen = _middle_ones(runs)
-        made, asked = _calibrated(chosen, measured_gbit(runs))
-        names = [kind.mode for kind in chosen if kind.is_distributed]
-        return _where(made, asked, names) | {"measured": {"workers": asked.workers, "answer": word}}
+        chosen = _runs_of_middle_speed(runs)
+        model = _modelled(chosen, measured_gbit(runs))
+        found = _where_it_flips(model)
+        if model.calibration.model_error > math.log(MOST_MISSED):
+            found = _without_probabilities(found, model)
+        return found | {"measured": {"workers": model.largest.workers, "answer": word}}
     except (UsageError, ValueError, ArithmeticError) as error:
         return {"says": f"not foretold: {error}", "map": []}
 
 
 def table(found: dict[str, Any]) -> Table | None:
-    """The map, and what was measured."""
+    """Returns the map of `flips`, with what was measured in the title."""
     if not found["map"]:
         return None
     title = "Where it flips; measured with {workers} workers: {answer}".format(**found["measured"])
     return map_table(found["map"], title)
 
 
-def _middle_ones(runs: Sequence[Run]) -> dict[Kind, Run]:
-    """Of each kind, the run of middle speed."""
+def _runs_of_middle_speed(runs: Sequence[Run]) -> dict[Kind, Run]:
+    """Returns the run of middle speed of each kind.
+
+    Raises:
+        UsageError: nothing can be said of them.
+    """
     chosen = {}
-    for kind, of in finished_by_kind(runs).items():
-        timed = [run for run in of if kind.family and run.summary.samples_per_s]
+    for kind, members in finished_by_kind(runs).items():
+        timed = [run for run in members if kind.family and run.summary.samples_per_s]
         timed.sort(key=lambda run: run.summary.samples_per_s or 0.0)
         if timed:
             chosen[kind] = timed[(len(timed) - 1) // 2]
-    distributed = [run for kind, run in chosen.items() if kind.is_distributed]
+    distributed = _distributed(chosen).values()
     if not distributed:
         raise UsageError("nothing here is distributed")
-    if slow := next((run for run in distributed if field_value(run, "slow.asked") != "none"), None):
-        raise UsageError(f"{slow.name} was run with --slow {field_value(slow, 'slow.asked')}")
+    for run in distributed:
+        slow = field_value(run, "slow.asked")
+        if slow != "none":
+            raise UsageError(f"{run.name} was run with --slow {slow}")
     if max(run.kind.workers for run in distributed) > MOST_WORKERS:
         raise UsageError(f"there are more than {MOST_WORKERS} workers")
     return chosen
 
 
-def _calibrated(chosen: dict[Kind, Run], bandwidth: float | None) -> tuple[Calibration, Scenario]:
-    """What the runs say of costs, and the largest cluster that they had."""
-    kind, run = max(chosen.items(), key=lambda one: (one[0].family == modes.RING, one[0].workers))
-    manifest, seconds = run.manifest, run.summary.step_seconds
-    megabytes = 4e-6 * (manifest.trained_parameters or manifest.parameters or 0)
-    forward, backward, other = (seconds.get(name, 0.0) for name in ("forward", "backward", "data"))
-    if not (0 < forward + backward < MOST_S and 0 < megabytes < MOST_MB and other < MOST_S and manifest.global_batch):
-        raise UsageError(f"{run.name} does not say what a step computes")
-    forward_ms, backward_ms, other_ms = (
-        Quantity.exactly(1e3 * figure).give_or_take(ONE_RUN) for figure in (forward / LAYERS, backward / LAYERS, other)
+def _distributed(chosen: Mapping[Kind, Run]) -> dict[Kind, Run]:
+    return {kind: run for kind, run in chosen.items() if kind.is_distributed}
+
+
+def _on_one_machine(chosen: Mapping[Kind, Run]) -> dict[Kind, Run]:
+    return {kind: run for kind, run in chosen.items() if kind.family == modes.ONE_MACHINE}
+
+
+def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
+    """Returns what the runs say of costs, and of the largest cluster that they had."""
+    distributed = _distributed(chosen)
+    machines = _on_one_machine(chosen)
+    largest_kind, largest_run = max(distributed.items(), key=_by_family_and_size)
+    is_local = len(largest_run.manifest.hosts) <= 1
+    used = [run for kind, run in machines.items() if not kind.one_machine]
+    if not is_local:
+        used += distributed.values()
+    calibration = from_runs(_of_equal_layers(largest_run), used, bandwidth)
+    calibration = _with_fastest_machine(calibration, machines)
+    missed = []
+    for run in distributed.values():
+        simulated = simulate(scenario_of(calibration, run, bandwidth))
+        missed.append(math.log(simulated.step_s / measured_step_s(run)))
+    error = min(MOST_ERROR, max(LEAST_ERROR, _spread(missed)))
+    calibration = replace(calibration, model_error=error)
+    _, job = job_of_run(calibration, largest_run, bandwidth)
+    workers_per_host = job.workers_per_host
+    if is_local:
+        workers_per_host = 1
+        calibration = _on_machines_of_their_own(calibration, largest_kind.workers)
+    largest = Scenario(
+        "single",
+        workers=max(2, largest_kind.workers),
+        bandwidth_gbit=USUAL_GBIT if job.bandwidth_gbit == LOCAL_GBIT else job.bandwidth_gbit,
+        workers_per_host=workers_per_host,
     )
-    layer = LayerCost("part", megabytes / LAYERS, forward_ms, backward_ms)
-    made = Calibration(
-        {"name": manifest.model or ""}, max(1, manifest.global_batch // kind.workers), (layer,) * LAYERS,
-        other_ms, OPTIMIZER_MS_PER_MB, dict.fromkeys(OF_KIND, UNKNOWN),
+    mode_names = [kind.mode for kind in distributed]
+    return CostModel(calibration, largest, mode_names, missed)
+
+
+def _by_family_and_size(kind_and_run: tuple[Kind, Run]) -> tuple[bool, int]:
+    """Returns the key by which a ring is more than servers, and more workers than fewer."""
+    kind, _ = kind_and_run
+    return kind.family == modes.RING, kind.workers
+
+
+def _of_equal_layers(run: Run) -> Calibration:
+    """Returns a calibration from the seconds of a run's steps, with guesses of what messages cost.
+
+    Raises:
+        UsageError: the run does not say what a step computes.
+    """
+    manifest = run.manifest
+    step_seconds = run.summary.step_seconds
+    workers = run.kind.workers
+    megabytes = 4e-6 * (manifest.trained_parameters or manifest.parameters or 0)
+    forward_s = step_seconds.get("forward", 0.0)
+    backward_s = step_seconds.get("backward", 0.0)
+    other_s = step_seconds.get("data", 0.0)
+    is_known = 0 < forward_s + backward_s < MOST_S and 0 < megabytes < MOST_MB and other_s < MOST_S
+    if not is_known or not manifest.global_batch:
+        raise UsageError(f"{run.name} does not say what a step computes")
+    layer = LayerCost(
+        "part",
+        megabytes / LAYERS,
+        _milliseconds(forward_s / LAYERS),
+        _milliseconds(backward_s / LAYERS),
+    )
+    is_on_gpu = (manifest.device or "").startswith("cuda")
+    return Calibration(
+        {"name": manifest.model or ""},
+        max(1, manifest.global_batch // workers),
+        (layer,) * LAYERS,
+        _milliseconds(other_s),
+        OPTIMIZER_MS_PER_MB,
+        dict.fromkeys(TRANSPORTS, UNKNOWN),
         cores_per_host=max(LEAST_CORES, manifest.hardware.cores_usable or 1.0),
         threads_per_worker=manifest.threads_per_worker or 1,
-        device="cuda" if (manifest.device or "").startswith("cuda") else "cpu", most_workers=kind.workers,
-    )  # fmt: skip
-    is_local = len(manifest.hosts) <= 1
-    used = [one for one in chosen.values() if not is_local or one.kind.family == modes.ONE_MACHINE]
-    made = from_runs(made, used, bandwidth)
-    distributed = [one for of, one in chosen.items() if of.is_distributed]
-    jobs = [(scenario_of(made, one, bandwidth), measured_step_s(one)) for one in distributed]
-    missed = [math.log(simulate(job).step_s / step_s) for job, step_s in jobs]
-    made = replace(made, model_error=min(10.0, max(LEAST_ERROR, math.sqrt(fmean(log**2 for log in missed)))))
-    _, asked = question(made, run, bandwidth)
-    gbit = USUAL_GBIT if asked.bandwidth_gbit == LOCAL_GBIT else asked.bandwidth_gbit
-    per_host = 1 if is_local else asked.workers_per_host
-    return made, Scenario("single", workers=max(2, kind.workers), bandwidth_gbit=gbit, workers_per_host=per_host)
+        device="cuda" if is_on_gpu else "cpu",
+        most_workers=workers,
+    )
 
 
-def _where(made: Calibration, asked: Scenario, names: Sequence[str]) -> dict[str, Any]:
-    """The map, and what turns the answer at the measured place of it."""
+def _milliseconds(seconds: float) -> Quantity:
+    return Quantity.exactly(1e3 * seconds).give_or_take(ONE_RUN)
 
-    def place(made: Calibration = made, n: int = asked.workers, **changed: Any) -> Row:
-        contest = best.Contest(made, replace(asked, **changed), names)
-        return contest.place(-(-n // asked.workers_per_host), detail=ROUGH)
 
-    rates, sizes = sorted({*BANDWIDTHS, asked.bandwidth_gbit}), sorted({*WORKERS, asked.workers})
-    map_ = [place(n=n, bandwidth_gbit=gbit) for n in sizes if n > asked.workers_per_host for gbit in rates]
-    here = place()
-    first, gbit, n = _answer(here), asked.bandwidth_gbit, here["workers"]
-    batches = [made.batch_per_worker * times for times in BATCHES]
-    tried = [
-        *(("at", rate(of["bandwidth_gbit"]), of) for of in map_ if of["workers"] == n),
-        *(("on", f"{of['hosts']} machines", of) for of in map_ if of["workers"] > n and of["bandwidth_gbit"] == gbit),
-        *(("where", f"a worker is {times:g} times slower", place(slow=Slow({1: times}))) for times in SLOW),
-        *(("with a batch of", f"{n * batch:,}", place(made.with_batch(batch))) for batch in batches),
-        *(("with", f"{steps} local steps", place(local_steps=steps)) for steps in LOCAL_STEPS),
+def _with_fastest_machine(calibration: Calibration, machines: Mapping[Kind, Run]) -> Calibration:
+    """Returns a calibration in which one machine is as fast as the fastest run on one machine,
+    which may be a ring.
+    """
+    speeds = {kind: run.summary.samples_per_s or 0.0 for kind, run in machines.items()}
+    of_one_process = [speed for kind, speed in speeds.items() if not kind.one_machine]
+    fastest_process = max(of_one_process, default=0.0)
+    if not fastest_process or not calibration.machine_speedup:
+        return calibration
+    times = max(speeds.values()) / fastest_process
+    return replace(calibration, machine_speedup=calibration.machine_speedup.times(times))
+
+
+def _on_machines_of_their_own(calibration: Calibration, workers: int) -> Calibration:
+    """Returns the calibration for workers with a machine each, which so far shared one.
+
+    Each worker has all cores there, as a contender of `compare` would have, unless it was given
+    fewer than its share.
+    """
+    cores = int(calibration.cores_per_host)
+    share = max(1, cores // workers)
+    had_its_share = calibration.threads_per_worker == share
+    if calibration.device != "cpu" or not had_its_share or cores <= share:
+        return calibration
+    speedup = calibration.speedup_of_machine(workers)
+
+    def sooner(took: Quantity) -> Quantity:
+        return Quantity(
+            took.value / speedup.value, took.low / speedup.high, took.high / speedup.low
+        )
+
+    layers = [
+        replace(layer, forward_ms=sooner(layer.forward_ms), backward_ms=sooner(layer.backward_ms))
+        for layer in calibration.layers
     ]
-    told: dict[tuple[str, str], str] = {}
-    for kind, where, of in tried:
-        if _answer(of) not in (first, ""):
-            told.setdefault((kind, _answer(of)), f"{_answer(of)} {kind} {where}")
-    sure = f"{first} (P {max(here[key] for key in ANSWERS):.2f})" if first else f"not sure ({answer(here)})"
-    turns = "; ".join(told.values()) or "nothing that was tried turns that surely"
-    if made.model_error > 2 * LEAST_ERROR:
-        turns += f" (the model misses these runs by a factor of {math.exp(made.model_error):.1f})"
-    return {"says": f"on {here['hosts']} machines at {rate(gbit)} {sure}; {turns}", "map": map_, "here": here}
+    return replace(
+        calibration,
+        layers=tuple(layers),
+        fixed_ms=sooner(calibration.fixed_ms),
+        threads_per_worker=cores,
+        machine_speedup=Quantity.exactly(1.0),
+    )
 
 
-def _answer(place: dict[str, Any]) -> str:
-    """The sure one, or empty."""
-    return next((name for key, name in ANSWERS.items() if place[key] >= SURE), "")
+def _spread(missed: Sequence[float]) -> float:
+    """Returns the root of the mean square of logarithms."""
+    return math.sqrt(fmean(log**2 for log in missed))
+
+
+def _where_it_flips(model: CostModel) -> dict[str, Any]:
+    """Returns the map, the place of it that was measured, and a sentence of what turns the answer
+    there.
+    """
+    here = model.place()
+    places = _places(model)
+    measured_answer = _sure_answer(here)
+    # The first change of each kind that turns the answer.
+    turns: dict[tuple[str, str], str] = {}
+    for change in _changes(model, here, places):
+        changed_answer = _sure_answer(change.place)
+        if changed_answer not in (measured_answer, ""):
+            said = f"{changed_answer} {change.preposition} {change.what}"
+            turns.setdefault((change.preposition, changed_answer), said)
+    where = f"on {here['hosts']} machines at {rate(model.largest.bandwidth_gbit)}"
+    likeliest = max(ANSWERS, key=here.__getitem__)
+    says = f"not sure ({answer(here)})"
+    if measured_answer:
+        says = f"{measured_answer} (P {here[likeliest]:.2f})"
+    said_turns = "; ".join(turns.values()) or "nothing that was tried turns that surely"
+    return {
+        "says": f"{where} {says}; {said_turns}",
+        "leaning": f"{where} perhaps {ANSWERS[likeliest]}",
+        "map": places,
+        "here": here,
+    }
+
+
+def _places(model: CostModel) -> list[Row]:
+    """Returns the map: a place for each number of workers and each bandwidth."""
+    sizes = sorted({*WORKERS, model.largest.workers})
+    bandwidths = sorted({*BANDWIDTHS, model.largest.bandwidth_gbit})
+    return [
+        model.place(size, bandwidth_gbit=gbit)
+        for size, gbit in itertools.product(sizes, bandwidths)
+        if size > model.largest.workers_per_host
+    ]
+
+
+def _changes(model: CostModel, here: Row, places: Sequence[Row]) -> Iterator[Change]:
+    """Yields what is tried to turn the answer."""
+    workers = here["workers"]
+    for place in places:
+        if place["workers"] == workers:
+            yield Change("at", rate(place["bandwidth_gbit"]), place)
+    for place in places:
+        is_larger = place["workers"] > workers
+        if is_larger and place["bandwidth_gbit"] == model.largest.bandwidth_gbit:
+            yield Change("on", f"{place['hosts']} machines", place)
+    for factor in SLOW:
+        place = model.place(slow=Stragglers({1: factor}))
+        yield Change("where", f"a worker is {factor:g} times slower", place)
+    for times in BATCHES:
+        batch = model.calibration.batch_per_worker * times
+        yield Change("with a batch of", f"{workers * batch:,}", model.with_batch(batch).place())
+    for steps in LOCAL_STEPS:
+        yield Change("with", f"{steps} local steps", model.place(local_steps=steps))
+
+
+def _sure_answer(place: Row) -> str:
+    """Returns the answer of a place; empty where none is sure."""
+    for key, name in ANSWERS.items():
+        if place[key] >= SURE:
+            return name
+    return ""
+
+
+def _without_probabilities(found: dict[str, Any], model: CostModel) -> dict[str, Any]:
+    """Returns what is left of `flips` where the model misses the runs by too much."""
+    says = f"{found['leaning']}, without a probability: {_missed_in_words(model.missed)}"
+    here = {key: figure for key, figure in found["here"].items() if key not in ANSWERS}
+    return found | {"says": says, "map": [], "here": here}
+
+
+def _missed_in_words(missed: Sequence[float]) -> str:
+    """Returns by how much, and in which direction, the model misses runs."""
+    factor = f"{math.exp(_spread(missed)):.1f}"
+    takes = "the model takes the steps of these runs to be"
+    if all(log > 0 for log in missed):
+        return f"{takes} {factor} times as long as they are"
+    if all(log < 0 for log in missed):
+        return f"{takes} {factor} times as short as they are"
+    return (
+        f"the model misses the steps of these runs by a factor of {factor}, "
+        "some upwards and some downwards"
+    )

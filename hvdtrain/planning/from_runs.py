@@ -1,172 +1,290 @@
-"""What finished runs say: a calibration corrected by jobs that really ran."""
+"""Corrects a calibration by finished runs."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
-from hvdtrain.planning.check import measured_step_s, question
+from hvdtrain.planning.check import job_of_run, measured_step_s
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
 from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
 
-# Which costs a run corrects together: of messages as such, and of their bytes at workers and at servers.
-OF_SERVERS = ("server_send_s_per_gb", "server_receive_s_per_gb")
-COSTS = (("message_us", "operation_us"), ("send_s_per_gb", "receive_s_per_gb"), OF_SERVERS)
-LEAST_LOCAL = 0.1  # less is noise: a byte that stays on its host is copied too
-MOST_CHANGE = 5.0  # of costs, by what runs say: more is not believed
-SPREAD = 1.25  # of costs that runs gave: what one run may be off by
+# A smaller share is noise: a byte that stays on its host is copied too.
+LEAST_LOCAL = 0.1
+# Runs are not believed to change costs by more.
+MOST_CHANGE = 5.0
+# What one run may be off by, in costs.
+SPREAD = 1.25
 EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
-def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> Calibration:
-    """The calibration with what runs say on hosts whose links have so many Gbit/s: see README.md. UsageError where one
-    is of another model, or what it ran on is not known.
+class MessageCosts(NamedTuple):
+    """Processor seconds of all messages of a step, or factors of these.
+
+    Attributes:
+        each: of messages as such.
+        at_workers, at_servers: of their bytes.
     """
-    hosts = [host for run in runs for host in run.manifest.hosts.values()]
-    cores = min((host.cores_usable for host in hosts if host.cores_usable), default=base.cores_per_host)
-    made = replace(
-        base, bandwidth_gbit=bandwidth or base.bandwidth_gbit, cores_per_host=max(LEAST_CORES, cores),
+
+    each: float
+    at_workers: float
+    at_servers: float
+
+
+# The fields of a transport that a run corrects by each field of MessageCosts.
+CORRECTED = (
+    ("message_us", "operation_us"),
+    ("send_s_per_gb", "receive_s_per_gb"),
+    ("server_send_s_per_gb", "server_receive_s_per_gb"),
+)
+
+
+def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> Calibration:
+    """Returns a calibration corrected by runs: see README.md.
+
+    Args:
+        bandwidth: of the links of the runs' hosts, in Gbit/s.
+
+    Raises:
+        UsageError: a run is of another model, or what it ran on is not known.
+    """
+    hosts = chain.from_iterable(run.manifest.hosts.values() for run in runs)
+    known_cores = [host.cores_usable for host in hosts if host.cores_usable]
+    cores = min(known_cores, default=base.cores_per_host)
+    calibration = replace(
+        base,
+        bandwidth_gbit=bandwidth or base.bandwidth_gbit,
+        cores_per_host=max(LEAST_CORES, cores),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
         wires=tuple(sorted({run.wire for run in runs if run.kind.servers})) or base.wires,
-    )  # fmt: skip
-    by_kind = grouped(runs, lambda run: Scenario(run.kind.mode, servers=run.kind.servers, wire=run.wire).carrier)
-    machines: dict[int, list[float]] = {0: [], 1: []}  # measured over simulated, by whether they had all cores
-    for run in by_kind.get("single", []):
-        of_run, asked = question(made, run, None)
-        machines[asked.replaces].append(measured_step_s(run) / simulate(of_run.scenario(asked)).step_s)
-    if machines[0]:
-        made = made.slower(statistics.median(machines[0]))
-    if machines[1]:
-        speedup = made.of_machine(1).value / statistics.median(machines[1])
-        made = replace(made, machine_speedup=Quantity.exactly(speedup).give_or_take(SPREAD))
-    for kind in [kind for kind in made.transports if kind in by_kind]:
-        # MPI's processes spin while they wait for the wire: what they took is not their messages'.
-        waiting = [run for run in by_kind[kind] if run.manifest.backend != "horovod-mpi"]
-        made = _with_costs(made, waiting, kind, bandwidth) if waiting else made
-        made = _with_efficiency(made, by_kind[kind], kind, bandwidth)
-    guessed = [kind for kind in base.made.get("guessed", []) if kind not in by_kind]
-    return replace(made, made=base.made | {"runs": [run.name for run in runs], "guessed": guessed})
+    )
+    by_transport = grouped(runs, _transport_name)
+    calibration = _with_computing(calibration, by_transport.get("single", []))
+    for name in calibration.transports:
+        of_transport = by_transport.get(name, [])
+        # Processes that spin while they wait do not show what messages cost.
+        waiting = [run for run in of_transport if not run.spins]
+        if waiting:
+            calibration = _with_costs(calibration, waiting, name, bandwidth)
+        if of_transport:
+            calibration = _with_efficiency(calibration, of_transport, name, bandwidth)
+    guessed = [name for name in base.made.get("guessed", []) if name not in by_transport]
+    names = [run.name for run in runs]
+    return replace(calibration, made=base.made | {"runs": names, "guessed": guessed})
+
+
+def _transport_name(run: Run) -> str:
+    return Scenario(run.kind.mode, servers=run.kind.servers, wire=run.wire).transport_name
 
 
 def scenario_of(base: Calibration, run: Run, bandwidth: float | None = None) -> Scenario:
-    made, asked = question(base, run, bandwidth)
-    return made.scenario(asked)
+    """Returns the job that a run was, with what its steps and messages cost."""
+    calibration, job = job_of_run(base, run, bandwidth)
+    return calibration.with_costs(job)
 
 
-def message_seconds(job: Scenario) -> tuple[float, float, float]:
-    """Of all messages of a step, processor seconds of each as such, and of their bytes at workers and at servers."""
-    n, costs, gigabytes = job.workers, job.transport, job.bytes / 1e9
+def _with_computing(base: Calibration, runs: Sequence[Run]) -> Calibration:
+    """Returns the calibration with computing as runs of one process tell it."""
+    # measured over simulated
+    as_worker = []
+    with_all_cores = []
+    for run in runs:
+        calibration, job = job_of_run(base, run, None)
+        times = measured_step_s(run) / simulate(calibration.with_costs(job)).step_s
+        if job.replaces:
+            with_all_cores.append(times)
+        else:
+            as_worker.append(times)
+    corrected = base
+    if as_worker:
+        corrected = corrected.slower(statistics.median(as_worker))
+    if with_all_cores:
+        speedup = corrected.speedup_of_machine(1).value / statistics.median(with_all_cores)
+        machine_speedup = Quantity.exactly(speedup).give_or_take(SPREAD)
+        corrected = replace(corrected, machine_speedup=machine_speedup)
+    return corrected
+
+
+def message_seconds(job: Scenario) -> MessageCosts:
+    """Returns what the messages of a step are expected to cost."""
+    n = job.workers
+    costs = job.transport
+    gigabytes = job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
         operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
         each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
-        return n * each_us * 1e-6, n * job.around(sent) * (costs.send_s_per_gb + costs.receive_s_per_gb), 0.0
+        s_per_gb = costs.send_s_per_gb + costs.receive_s_per_gb
+        return MessageCosts(n * each_us * 1e-6, n * job.ring_bytes(sent) * s_per_gb, 0.0)
     messages = max(job.servers, job.bytes / BUCKET_BYTES)
     local = local_part(job)
     times = n * (1 - local + local * costs.local_share)
-    at_workers = times * (sent * costs.send_s_per_gb + gigabytes * costs.receive_s_per_gb)
-    at_servers = times * (sent * costs.server_receive_s_per_gb + gigabytes * costs.server_send_s_per_gb)
-    return n * 4 * messages * costs.message_us * 1e-6, at_workers, at_servers
+    at_worker = sent * costs.send_s_per_gb + gigabytes * costs.receive_s_per_gb
+    at_servers = sent * costs.server_receive_s_per_gb + gigabytes * costs.server_send_s_per_gb
+    each = n * 4 * messages * costs.message_us * 1e-6
+    return MessageCosts(each, times * at_worker, times * at_servers)
 
 
-def _with_costs(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
-    """With costs of messages as processor seconds of these runs have them, beside waiting, computing, the optimizer."""
-    costs = dict(base.transports[kind])
-    made = replace(base, transports=base.transports | {kind: costs})  # has what is written into costs
-    if idle := [cores for run in runs for cores in _idle_cores(run)]:
-        costs["idle_cores"] = Quantity.of(idle)
-    if shares := [share for run in runs for share in _local_shares(scenario_of(made, run, bandwidth), run)]:
-        costs["local_share"] = _said(shares)
+def _with_costs(
+    base: Calibration, runs: Sequence[Run], name: str, bandwidth: float | None
+) -> Calibration:
+    """Returns the calibration with costs of messages as the processor seconds of runs tell them.
+
+    These are beside waiting, computing and the optimizer.
+
+    Args:
+        name: of the transport.
+    """
+    calibration = base
+    idle_cores = []
+    for run in runs:
+        idle_cores += _idle_cores(run)
+    if idle_cores:
+        calibration = calibration.with_transport(name, {"idle_cores": Quantity.of(idle_cores)})
+    local_shares = []
+    for run in runs:
+        local_shares += _local_shares(scenario_of(calibration, run, bandwidth), run)
+    if local_shares:
+        calibration = calibration.with_transport(name, {"local_share": _told(local_shares)})
     factors = []
     for run in runs:
-        job = scenario_of(made, run, bandwidth)
-        if seconds := _taken(job, run):
+        job = scenario_of(calibration, run, bandwidth)
+        seconds = _seconds_of_messages(job, run)
+        if seconds:
             factors.append(_factors(job, seconds))
-    for names, of_runs in zip(COSTS, zip(*factors, strict=True), strict=False):
-        costs |= {name: _said(of_runs).times(costs[name].value) for name in names}
-    return made
+    if not factors:
+        return calibration
+    known = calibration.transports[name]
+    costs = {}
+    for fields, factors_of_runs in zip(CORRECTED, zip(*factors, strict=True), strict=True):
+        for field in fields:
+            costs[field] = _told(factors_of_runs).times(known[field].value)
+    return calibration.with_transport(name, costs)
 
 
-def _said(figures: Sequence[float]) -> Quantity:
-    """What runs say of a figure: the range of them, or what one may be off by."""
+def _told(figures: Sequence[float]) -> Quantity:
+    """Returns what runs tell of a figure: the range of them, or what one may be off by."""
     middle = statistics.median(figures)
     return Quantity(middle, min([*figures, middle / SPREAD]), max([*figures, middle * SPREAD]))
 
 
-def _factors(job: Scenario, seconds: Mapping[int, float]) -> tuple[float, float, float]:
-    """How many times as much as expected messages cost as such, and their bytes at workers and at servers, by the
-    processor seconds of each rank.
+def _factors(job: Scenario, seconds: Mapping[int, float]) -> MessageCosts:
+    """Returns how many times as much as expected messages cost.
+
+    Args:
+        seconds: processor seconds of messages, by rank.
     """
     each, at_workers, at_servers = message_seconds(job)
-    whole = _believed(sum(seconds.values()), each + at_workers + at_servers)
+    of_all = sum(seconds.values())
+    whole = _believed(of_all, each + at_workers + at_servers)
     if not job.servers:
-        return whole, whole, whole
-    of_servers = sum(taken for rank, taken in seconds.items() if rank < job.servers)
-    of_workers = sum(seconds.values()) - of_servers
+        return MessageCosts(whole, whole, whole)
+    of_servers = sum(rank_s for rank, rank_s in seconds.items() if rank < job.servers)
+    of_workers = of_all - of_servers
+    # Workers and servers have half of the messages each.
     half = each * whole / 2
-    return whole, _believed(of_workers - half, at_workers), _believed(of_servers - half, at_servers)
+    return MessageCosts(
+        whole,
+        _believed(of_workers - half, at_workers),
+        _believed(of_servers - half, at_servers),
+    )
 
 
 def _believed(seconds: float, expected: float) -> float:
-    return min(MOST_CHANGE, max(1 / MOST_CHANGE, seconds / expected)) if expected > 0 else 1.0
+    """Returns seconds over expected ones, within what runs are believed."""
+    if expected <= 0:
+        return 1.0
+    return min(MOST_CHANGE, max(1 / MOST_CHANGE, seconds / expected))
 
 
-def _taken(job: Scenario, run: Run) -> dict[int, float]:
-    """Processor seconds of a step that each process of a run took for messages, by rank; empty where nobody knows."""
-    steps, seconds = run.summary.steps or 0, {}
+def _seconds_of_messages(job: Scenario, run: Run) -> dict[int, float]:
+    """Returns the processor seconds of a step that each process of a run needed for messages, by
+    rank.
+
+    Empty where nobody knows.
+    """
+    steps = run.summary.steps or 0
+    seconds: dict[int, float] = {}
     for process in run.summary.processes:
         if not steps or not process.cpu_s or process.rank is None:
             return {}
-        other = job.transport.idle_cores * (run.summary.wall_s or 0.0) / steps
+        other_s = job.transport.idle_cores * (run.summary.wall_s or 0.0) / steps
         if process.rank < job.servers:
-            other += job.optimizer_s / job.servers
+            other_s += job.optimizer_s / job.servers
         else:
-            other += job.computing_s + (0.0 if job.servers else job.optimizer_s)
-        seconds[process.rank] = process.cpu_s / steps - other
+            other_s += job.computing_s + (0.0 if job.servers else job.optimizer_s)
+        seconds[process.rank] = process.cpu_s / steps - other_s
     return seconds
 
 
 def _idle_cores(run: Run) -> list[float]:
-    """Cores that servers took in each second without a message, after their first and before they ended."""
+    """Returns the cores that servers used in each second without a message, after their first
+    message and before their end.
+    """
     cores = []
     for rank in range(run.kind.servers):
-        rows = [row for row in read_server_loads(run.folder, rank) if row.bytes_sent or row.bytes_received]
-        for a, b in itertools.pairwise(rows[:-1]):
-            if b.time > a.time and (a.bytes_sent, a.bytes_received) == (b.bytes_sent, b.bytes_received):
-                cores.append(max(0.0, b.cpu_s - a.cpu_s) / (b.time - a.time))
+        loads = read_server_loads(run.folder, rank)
+        after_first = [load for load in loads if load.bytes_sent or load.bytes_received]
+        for earlier, later in pairwise(after_first[:-1]):
+            bytes_before = (earlier.bytes_sent, earlier.bytes_received)
+            is_idle = bytes_before == (later.bytes_sent, later.bytes_received)
+            if is_idle and later.time > earlier.time:
+                used_s = max(0.0, later.cpu_s - earlier.cpu_s)
+                cores.append(used_s / (later.time - earlier.time))
     return cores
 
 
 def _local_shares(job: Scenario, run: Run) -> list[float]:
-    """What a byte costs that stays on its host, over one that crosses the network: by how much less processor time
-    workers took who have more of the servers on their own host. Nothing where all workers have as many.
+    """Returns what a byte that stays on its host costs, over a byte that crosses the network.
+
+    This is from the processor time that workers needed less if more of the servers were on their
+    host. Empty where all workers have as many.
     """
     servers = set(range(job.servers))
-    on_host = {rank: servers & set(host.ranks) for host in run.manifest.hosts.values() for rank in host.ranks}
-    workers = {rank: seconds for rank, seconds in _taken(job, run).items() if rank not in servers}
-    shares = [len(on_host.get(rank, ())) / job.servers for rank in workers] if servers else []
-    if len(set(shares)) < 2:
+    servers_beside = {}
+    for host in run.manifest.hosts.values():
+        for rank in host.ranks:
+            servers_beside[rank] = len(servers & set(host.ranks))
+    seconds = _seconds_of_messages(job, run)
+    workers = [rank for rank in seconds if rank not in servers]
+    if not servers:
         return []
-    slope, remote = statistics.linear_regression(shares, list(workers.values()))
-    each, at_workers, _ = message_seconds(replace(job, transport=replace(job.transport, local_share=1.0)))
-    of_bytes = remote * at_workers / (each / 2 + at_workers)
-    return [min(1.0, max(LEAST_LOCAL, 1 + slope / of_bytes))] if of_bytes > 0 else []
+    parts = [servers_beside.get(rank, 0) / job.servers for rank in workers]
+    if len(set(parts)) < 2:
+        return []
+    slope, remote_s = statistics.linear_regression(parts, [seconds[rank] for rank in workers])
+    all_remote = replace(job.transport, local_share=1.0)
+    each, at_workers, _ = message_seconds(replace(job, transport=all_remote))
+    of_bytes = remote_s * at_workers / (each / 2 + at_workers)
+    if of_bytes <= 0:
+        return []
+    return [min(1.0, max(LEAST_LOCAL, 1 + slope / of_bytes))]
 
 
-def _with_efficiency(base: Calibration, runs: Sequence[Run], kind: str, bandwidth: float | None) -> Calibration:
-    """The share of the wire with which simulated steps are as long as measured ones, or the known one."""
+def _with_efficiency(
+    base: Calibration, runs: Sequence[Run], name: str, bandwidth: float | None
+) -> Calibration:
+    """Returns the calibration with the efficiency with which simulated steps are as long as
+    measured ones.
+
+    Of several that are equally good it is the one next to the known efficiency.
+    """
     measured = [measured_step_s(run) for run in runs]
-    found = []
+    known = base.transports[name]["efficiency"].value
+    tried = []
     for share in EFFICIENCIES:
         efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
-        tried = replace(base, transports=base.transports | {kind: base.transports[kind] | {"efficiency": efficiency}})
-        steps = [simulate(scenario_of(tried, run, bandwidth)).step_s for run in runs]
-        off = sum(math.log(a / b) ** 2 for a, b in zip(steps, measured, strict=True))
-        found.append((round(off, 4), abs(share - base.transports[kind]["efficiency"].value), tried))
-    return min(found, key=lambda one: one[:2])[2]
+        calibration = base.with_transport(name, {"efficiency": efficiency})
+        simulated = [simulate(scenario_of(calibration, run, bandwidth)).step_s for run in runs]
+        errors = [math.log(a / b) for a, b in zip(simulated, measured, strict=True)]
+        error = round(sum(log**2 for log in errors), 4)
+        tried.append((error, abs(share - known), calibration))
+    _, _, best = min(tried, key=lambda one: one[:2])
+    return best

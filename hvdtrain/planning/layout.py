@@ -1,4 +1,6 @@
-"""Who is where: hosts in groups of equal ones, each simulated once, and the pieces that weights are cut into."""
+"""Hosts in groups of alike ones, each simulated once, and the pieces that the weights are cut
+into.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,37 +10,56 @@ from typing import NamedTuple
 
 from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 
-MOST_SERVER_GROUPS = 16  # their messages are taken to interleave: an approximation, as that of groups of workers
+# The messages of a group are taken to interleave, which is an approximation, as for groups of
+# workers.
+MOST_SERVER_GROUPS = 16
 
 
 class Detail(NamedTuple):
-    """At most so many pieces of the weights, groups of workers not in lockstep, and steps with few messages in each."""
+    """How detailed a simulation is, as upper bounds.
+
+    Attributes:
+        pieces: that the weights are cut into.
+        groups: of workers where these are not in lockstep.
+        steps: that are simulated where a step has few messages.
+    """
 
     pieces: int
     groups: int
     steps: int
 
 
-FINE, COARSE, ROUGH = Detail(160, 24, 60), Detail(24, 6, 12), Detail(6, 3, 4)
+FINE = Detail(160, 24, 60)
+COARSE = Detail(24, 6, 12)
+ROUGH = Detail(6, 3, 4)
 
 
 @dataclass(frozen=True)
 class HostGroup:
-    """So many hosts that are alike, with their servers and workers each; the latter by how much slower than others they
-    compute: ((factor, count), …). The first group with servers has the first range of the weights.
+    """Some hosts that are alike.
+
+    The first group with servers has the first range of the weights.
+
+    Attributes:
+        servers: of each host.
+        workers: of each host, by how many times as long they compute: ((factor, count), …).
     """
 
     hosts: int
     servers: int
     workers: tuple[tuple[float, int], ...]
 
+    @property
+    def workers_per_host(self) -> int:
+        return sum(count for _, count in self.workers)
+
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of the weights that travels as one, though it may really be several messages.
+    """A range of the weights that travels as one, though in a real job it may be several messages.
 
     Attributes:
-        owner: the number of the group whose servers hold it.
+        owner: the number of the group of hosts with the servers that hold it.
         layers: the numbers of the layers that lie in it, wholly or partly.
     """
 
@@ -49,18 +70,14 @@ class Piece:
 
 
 def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
-    """The hosts of a job with servers, in order: those beside each other that are alike in one group, or in so many at
-    most where workers are not in lockstep, and twice as many of servers.
+    """Returns the hosts of a job with servers, in order, neighbours that are alike in one group.
+
+    Args:
+        most: the number of groups into which alike hosts are divided at most where workers are not
+            in lockstep; hosts with servers into twice as many.
     """
-    per_host, factors = scenario.workers_per_host, scenario.factors
-    slices = [factors[first : first + per_host] for first in range(0, scenario.workers, per_host)]
-    with_workers = [tuple(sorted(Counter(of_host).items())) for of_host in slices]
-    if scenario.placement == "shared":
-        hosts = [(len(range(n, scenario.servers, len(slices))), workers) for n, workers in enumerate(with_workers)]
-    else:
-        hosts = [(1, ())] * scenario.servers + [(0, workers) for workers in with_workers]
     groups = []
-    for (servers, workers), alike in groupby(hosts):
+    for (servers, workers), alike in groupby(_hosts(scenario)):
         number = len(list(alike))
         parts = 1 if scenario.in_lockstep else most
         if servers:
@@ -71,32 +88,71 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     return groups
 
 
+def _hosts(scenario: Scenario) -> list[tuple[int, tuple[tuple[float, int], ...]]]:
+    """Returns (servers, workers as HostGroup has them) of each host."""
+    factors = scenario.factors
+    workers_by_host = []
+    for first in range(0, scenario.workers, scenario.workers_per_host):
+        on_host = factors[first : first + scenario.workers_per_host]
+        workers_by_host.append(tuple(sorted(Counter(on_host).items())))
+    if scenario.placement == "dedicated":
+        servers_alone: list[tuple[int, tuple[tuple[float, int], ...]]] = [(1, ())]
+        return servers_alone * scenario.servers + [(0, workers) for workers in workers_by_host]
+    return [
+        (len(range(number, scenario.servers, len(workers_by_host))), workers)
+        for number, workers in enumerate(workers_by_host)
+    ]
+
+
 def local_part(scenario: Scenario) -> float:
-    """The share of all messages between workers and servers that stay on their host."""
-    groups = host_groups(scenario, 1)
-    pairs = sum(group.hosts * group.servers * sum(count for _, count in group.workers) for group in groups)
+    """Returns the share of all messages between workers and servers that stay on their host."""
+    pairs = 0
+    for group in host_groups(scenario, 1):
+        pairs += group.hosts * group.servers * group.workers_per_host
     return pairs / (scenario.workers * scenario.servers)
 
 
 def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> list[Piece]:
-    """The weights as pieces, in forward order, about so many at most: as buckets.partition cuts them, but that the
-    servers of a group are one, and larger pieces stand for several messages.
+    """Returns the weights cut into pieces, in forward order.
+
+    They are cut as buckets.partition cuts them, except that the servers of a group count as one,
+    and that larger pieces stand for several messages.
+
+    Args:
+        most_pieces: about so many at most.
     """
-    ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
-    counts = [group.hosts * group.servers for group in groups]
-    total, first, pieces = ends[-1], 0, []
-    for owner, count in enumerate(counts):
-        if not count:
+    layer_ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
+    total = layer_ends[-1]
+    servers_by_group = [group.hosts * group.servers for group in groups]
+    all_servers = sum(servers_by_group)
+    servers_before = 0
+    pieces = []
+    for owner, servers in enumerate(servers_by_group):
+        if not servers:
             continue
-        begin = total * first // sum(counts)
-        first += count
-        size = total * first // sum(counts) - begin
-        messages = count * max(1, -(-size // count // BUCKET_BYTES))
+        begin = total * servers_before // all_servers
+        servers_before += servers
+        size = total * servers_before // all_servers - begin
+        messages = servers * max(1, -(-size // servers // BUCKET_BYTES))
         largest = max(BUCKET_BYTES, total / most_pieces)
         number = max(1, min(messages, round(size / largest + 0.49)))
-        for i in range(number):
-            start, stop = begin + size * i // number, begin + size * (i + 1) // number
-            if start < stop:
-                inside = tuple(n for n in range(len(scenario.layers)) if ends[n] < stop and start < ends[n + 1])
-                pieces.append(Piece(owner, stop - start, messages / number, inside))
+        ends = [begin + size * part // number for part in range(number + 1)]
+        for start, stop in pairwise(ends):
+            if start == stop:
+                continue
+            layers = _layers_within(start, stop, layer_ends)
+            pieces.append(Piece(owner, stop - start, messages / number, layers))
     return pieces
+
+
+def _layers_within(start: int, stop: int, layer_ends: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of the layers of which bytes lie in a range.
+
+    Args:
+        layer_ends: 0, and the byte at which each layer ends.
+    """
+    return tuple(
+        number
+        for number, (begin, end) in enumerate(pairwise(layer_ends))
+        if begin < stop and start < end
+    )

@@ -1,4 +1,6 @@
-"""Predictions with intervals: a calibration and a cluster that may not exist to seconds a step."""
+"""Predictions with intervals: from a calibration and a cluster that may not exist to seconds a
+step.
+"""
 
 import itertools
 import math
@@ -7,172 +9,278 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from hvdtrain import modes
-from hvdtrain.config.option_types import EQUAL
-from hvdtrain.config.run_config import WIRES
-from hvdtrain.errors import UsageError, unknown
-from hvdtrain.modes import ONE_MACHINE
+from hvdtrain.base import modes
+from hvdtrain.base.config.option_types import EQUAL
+from hvdtrain.base.config.run_config import WIRES
+from hvdtrain.base.errors import UsageError, unknown
+from hvdtrain.base.modes import ONE_MACHINE
 from hvdtrain.planning.calibration import Z90, Calibration
 from hvdtrain.planning.layout import COARSE, FINE, Detail
-from hvdtrain.planning.ring import Ring
-from hvdtrain.planning.scenario import BUCKET_BYTES, RING_MODES, SERVER_MODES, Outcome, Scenario
-from hvdtrain.planning.servers import Servers
+from hvdtrain.planning.ring import SimulatedRing
+from hvdtrain.planning.scenario import (
+    BUCKET_BYTES,
+    RING_MODES,
+    SERVER_MODES,
+    Scenario,
+    SimulatedStep,
+)
+from hvdtrain.planning.servers import SimulatedServers
 
-STEPS, STEPS_ASYNCHRONOUS, STEPS_RING = 3, 4, 10  # rings cost little
-STEPS_STRAGGLERS = 40  # where workers are slow at random: a seed moves a prediction by 5 % at most
-BUCKETS = 600  # in all steps together: which of several is next on a link is drawn, and of few it would show
-DRAWS = 12  # of a calibration, for an interval
-# For each doubling of servers or workers beyond what a calibration was made with, the interval is so much wider.
+# Simulated steps; rings cost little.
+STEPS = 3
+STEPS_ASYNCHRONOUS = 4
+STEPS_RING = 10
+# Where workers are slow at random: then a seed moves a prediction by 5 % at most.
+STEPS_STRAGGLERS = 40
+# Buckets in all steps together. The order of several on a link is drawn, which would show with few.
+BUCKETS = 600
+# Draws of a calibration for an interval.
+DRAWS = 12
+# The interval is so much wider for each doubling of servers or workers beyond what a calibration
+# was made with.
 WIDER_PER_DOUBLING = 0.02
-LONE = 0.9  # share of the work of one worker from which on others are spectators: that is no cluster
-MOST_GBIT = 1e3  # that a job may need
-RATES = [1e-4 * 1e7 ** (number / 1023) for number in range(1023)] + [MOST_GBIT]  # a step is 2 %
-Z_SURE = 1.282  # nine in ten of a normal distribution are less
+# The share of one worker in all work from which on the others are spectators: that is no cluster.
+LONE = 0.9
+# The most bandwidth that a job may need.
+MOST_GBIT = 1e3
+# One is 2 % more than the one before.
+RATES = [1e-4 * 1e7 ** (number / 1023) for number in range(1023)] + [MOST_GBIT]
+# Nine in ten of a normal distribution are less.
+Z_SURE = 1.282
 Row = dict[str, Any]
 
 
-def simulate(scenario: Scenario, steps: int = 0, detail: Detail = FINE) -> Outcome:
-    """Simulate so many steps, or enough of them. The same arguments give the same outcome."""
-    of_mode = f"{scenario.seed} {scenario.mode}"  # what is slow at random in one mode is not in another
+def simulate(scenario: Scenario, steps: int = 0, detail: Detail = FINE) -> SimulatedStep:
+    """Simulates a job, and returns what a step of it takes.
+
+    The same arguments give the same result.
+
+    Args:
+        steps: of each worker; 0: enough of them.
+    """
+    # Who is slow at random is drawn for each mode by itself.
+    seed = f"{scenario.seed} {scenario.mode}"
+    steps = steps or _enough_steps(scenario, detail)
+    if scenario.servers:
+        return SimulatedServers(scenario, steps, seed, detail).run()
+    return SimulatedRing(scenario, steps, seed, detail).run()
+
+
+def _enough_steps(scenario: Scenario, detail: Detail) -> int:
+    """Returns how many steps say enough of a job."""
+    has_random_stragglers = bool(scenario.slow.random_share)
     if not scenario.servers:
-        enough = 2 * STEPS_STRAGGLERS if scenario.slow.random_share else STEPS_RING
-        return Ring(scenario, steps or enough, of_mode, detail).run()
-    buckets = max(scenario.servers, scenario.bytes / BUCKET_BYTES)
-    enough = max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))
+        return 2 * STEPS_STRAGGLERS if has_random_stragglers else STEPS_RING
+    if has_random_stragglers:
+        return STEPS_STRAGGLERS
     if not scenario.in_lockstep:
-        enough = STEPS_ASYNCHRONOUS
-    if scenario.slow.random_share:
-        enough = STEPS_STRAGGLERS
-    return Servers(scenario, steps or enough, of_mode, detail).run()
+        return STEPS_ASYNCHRONOUS
+    buckets = max(scenario.servers, scenario.bytes / BUCKET_BYTES)
+    return max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))
 
 
 def scenarios(
-    asked: Scenario, names: Iterable[str], workers: Iterable[int], servers: Sequence[int | str],
-    bandwidths: Sequence[float], local_steps: Sequence[int] = (1,),
-) -> list[Scenario]:  # fmt: skip
-    """Every mode, number of workers and of servers, of local steps, and bandwidth in Gbit/s that go together.
-    UsageError where there are none, or --slow names a worker that not even the largest cluster has.
+    template: Scenario,
+    mode_names: Iterable[str],
+    workers: Iterable[int],
+    servers: Sequence[int | str],
+    bandwidths: Sequence[float],
+    local_steps: Sequence[int] = (1,),
+) -> list[Scenario]:
+    """Returns all jobs of these modes, numbers and bandwidths whose parts go together.
+
+    Args:
+        template: has all else.
+        servers: numbers, or `equal` for as many as workers.
+        bandwidths: in Gbit/s.
+
+    Raises:
+        UsageError: there is no such job, or --slow names a worker that not even the largest cluster
+            has.
     """
     jobs = []
-    distributed = [name for name in names if name in (*RING_MODES, *SERVER_MODES)]
+    distributed = [name for name in mode_names if name in (*RING_MODES, *SERVER_MODES)]
     for n, mode in itertools.product(workers, distributed):
-        counts = {n if count == EQUAL else int(count) for count in servers} if mode in SERVER_MODES else {0}
-        steps = local_steps if "local_steps" in modes.declared(mode).options else [1]
-        jobs += [
-            replace(asked, mode=mode, workers=n, servers=k, bandwidth_gbit=gbit, local_steps=h)
-            for k, gbit, h in itertools.product(sorted(counts), bandwidths, steps)
-        ]
+        server_counts = [0]
+        if mode in SERVER_MODES:
+            server_counts = sorted({n if count == EQUAL else int(count) for count in servers})
+        has_local_steps = "local_steps" in modes.declared(mode).options
+        steps_counts = local_steps if has_local_steps else [1]
+        for k, gbit, steps in itertools.product(server_counts, bandwidths, steps_counts):
+            job = replace(template, mode=mode, workers=n, servers=k)
+            jobs.append(replace(job, bandwidth_gbit=gbit, local_steps=steps))
     if not jobs:
-        raise UsageError("there is nothing to predict: name a mode that has workers; one machine is beside them always")
-    check_slow(asked, max(job.workers for job in jobs))
+        raise UsageError(
+            "there is nothing to predict: name a mode that has workers; "
+            "one machine is beside them always"
+        )
+    check_slow(template, max(job.workers for job in jobs))
     return jobs
 
 
-def check_slow(asked: Scenario, workers: int) -> None:
-    """UsageError where --slow names a worker that so many are not."""
-    if absent := sorted(worker for worker in asked.slow.workers if worker >= workers):
+def check_slow(job: Scenario, workers: int) -> None:
+    """Raises a UsageError if --slow names a worker that is not among so many."""
+    absent = sorted(worker for worker in job.slow.workers if worker >= workers)
+    if absent:
         raise UsageError(f"--slow: there is no worker {absent[0]}; workers are 0 to {workers - 1}")
 
 
-def row(calibration: Calibration, asked: Scenario, detail: Detail = FINE, is_drawn: bool = True) -> Row:
-    """One prediction with its interval of 90 %: as far as the calibration spreads and the model errs, both as normal
+def row(
+    calibration: Calibration, job: Scenario, detail: Detail = FINE, is_drawn: bool = True
+) -> Row:
+    """Returns a prediction with its interval of 90 %.
+
+    The interval has the spread of the calibration and the error of the model, both as normal
     distributions of logarithms.
 
     Args:
-        is_drawn: without that, as if all figures of the calibration were exact.
+        is_drawn: whether the calibration is drawn from. If not, all figures of it count as exact.
     """
-    asked = replace(asked, compression=codec_of(calibration, asked.mode, asked.compression))
-    outcome = simulate(calibration.scenario(asked), detail=detail)
-    step_s = outcome.step_s
-    draws = _draws(calibration, asked, step_s, detail) if is_drawn else [step_s] * DRAWS
-    spread = statistics.pstdev(map(math.log, draws))
-    beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, asked)
+    codec = codec_of(calibration, job.mode, job.compression)
+    job = replace(job, compression=codec)
+    simulated = simulate(calibration.with_costs(job), detail=detail)
+    step_s = simulated.step_s
+    drawn = _drawn_steps(calibration, job, step_s, detail) if is_drawn else [step_s] * DRAWS
+    spread = statistics.pstdev(map(math.log, drawn))
+    beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, job)
     wider = math.exp(Z90 * math.hypot(spread, calibration.model_error + beyond))
-    samples = speed(calibration, asked, step_s)
-    worker_hosts = -(-asked.workers // asked.workers_per_host)
+    samples = speed(calibration, job, step_s)
+    hosts_of_servers = job.servers if job.placement == "dedicated" else 0
     return {
-        "mode": asked.mode, "workers": asked.workers, "servers": asked.servers,
-        "bandwidth_gbit": None if asked.replaces else asked.bandwidth_gbit, "server_gbit": asked.server_gbit,
-        "hosts": worker_hosts + (asked.servers if asked.placement == "dedicated" else 0), "worker_hosts": worker_hosts,
-        "placement": asked.placement if asked.servers else None,
-        "wire": asked.wire if asked.servers else None,
-        "compression": asked.compression, "local_steps": asked.local_steps,
-        "batch_per_worker": calibration.batch_per_worker * max(1, asked.replaces),
-        "step_s": step_s, "step_s_low": step_s / wider, "step_s_high": step_s * wider,
-        "samples_per_s": samples, "samples_per_s_low": samples / wider, "samples_per_s_high": samples * wider,
-        "exposed_comm_s": outcome.exposed_comm_s, "busiest_share": outcome.busiest_share,
-        "staleness_mean": outcome.staleness_mean, "bytes_sent_per_worker": outcome.bytes_sent,
-        "bytes_sent_per_server": outcome.server_bytes_sent, "drawn_step_s": draws, "beyond": beyond,
-    }  # fmt: skip
+        "mode": job.mode,
+        "workers": job.workers,
+        "servers": job.servers,
+        "bandwidth_gbit": None if job.replaces else job.bandwidth_gbit,
+        "server_gbit": job.server_gbit,
+        "hosts": job.hosts_with_workers + hosts_of_servers,
+        "worker_hosts": job.hosts_with_workers,
+        "placement": job.placement if job.servers else None,
+        "wire": job.wire if job.servers else None,
+        "compression": job.compression,
+        "local_steps": job.local_steps,
+        "batch_per_worker": calibration.batch_per_worker * max(1, job.replaces),
+        "step_s": step_s,
+        "step_s_low": step_s / wider,
+        "step_s_high": step_s * wider,
+        "samples_per_s": samples,
+        "samples_per_s_low": samples / wider,
+        "samples_per_s_high": samples * wider,
+        "exposed_comm_s": simulated.exposed_comm_s,
+        "busiest_share": simulated.busiest_share,
+        "staleness_mean": simulated.staleness_mean,
+        "bytes_sent_per_worker": simulated.bytes_sent,
+        "bytes_sent_per_server": simulated.server_bytes_sent,
+        "drawn_step_s": drawn,
+        "beyond": beyond,
+    }
+
+
+def _drawn_steps(
+    calibration: Calibration, job: Scenario, step_s: float, detail: Detail
+) -> list[float]:
+    """Returns seconds a step with the calibration drawn anew, DRAWS times.
+
+    Draws of a job with servers are simulated coarsely. Only the ratios of draws count: their
+    geometric mean is `step_s`.
+    """
+    if job.servers:
+        detail = min(detail, COARSE)
+    simulated = []
+    for number in range(DRAWS):
+        seeded = replace(job, seed=job.seed + 1 + number)
+        draw = random.Random(f"{job.seed} {number}")
+        simulated.append(simulate(calibration.with_costs(seeded, draw), detail=detail).step_s)
+    scale = step_s / statistics.geometric_mean(simulated)
+    return [scale * drawn_s for drawn_s in simulated]
 
 
 def speed(calibration: Calibration, job: Scenario, step_s: float) -> float:
-    """Samples a second."""
+    """Returns samples a second."""
     return max(job.workers, job.replaces) * calibration.batch_per_worker / step_s
 
 
 def is_lone(workers: int, busiest_share: float) -> bool:
-    """Whether one of several workers does nearly all."""
+    """Returns whether one of several workers does nearly all."""
     return workers > 1 and busiest_share >= LONE
 
 
-def label(at: Row) -> str:
-    """`ps-sync ×3+1 fp16 H 8`; `+4 beside` are servers on the workers' hosts."""
-    if at["mode"] == "single":
+def label(prediction: Row) -> str:
+    """Returns `ps-sync ×3+1 fp16 H 8`. Servers on the workers' hosts are `+4 beside`."""
+    if prediction["mode"] == "single":
         return ONE_MACHINE
-    words = f"{at['mode']} ×{at['workers']}" + (f"+{at['servers']}" if at["servers"] else "")
-    words += " beside" if at["placement"] == "shared" else ""
-    words += f" {at['wire']}" if at["wire"] not in (None, WIRES[0]) else ""
-    words += f" {at['compression']}" if at["compression"] != "none" else ""
-    return words + (f" H {at['local_steps']}" if at["local_steps"] > 1 else "")
+    words = f"{prediction['mode']} ×{prediction['workers']}"
+    if prediction["servers"]:
+        words += f"+{prediction['servers']}"
+    if prediction["placement"] == "shared":
+        words += " beside"
+    if prediction["wire"] not in (None, WIRES[0]):
+        words += f" {prediction['wire']}"
+    if prediction["compression"] != "none":
+        words += f" {prediction['compression']}"
+    if prediction["local_steps"] > 1:
+        words += f" H {prediction['local_steps']}"
+    return words
 
 
 def codec_of(calibration: Calibration, mode: str, name: str) -> str:
-    """The codec that a mode sends gradients with, or `none`. UsageError where the calibration does not know it."""
-    if name not in (known := ["none", *calibration.codecs]):
+    """Returns the codec that a mode sends gradients with if it is asked for one, or `none`.
+
+    Raises:
+        UsageError: the calibration does not know the codec.
+    """
+    known = ["none", *calibration.codecs]
+    if name not in known:
         raise unknown("compression of this calibration", name, known)
     return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
 
 
-def _draws(calibration: Calibration, asked: Scenario, step_s: float, known: Detail) -> list[float]:
-    """Seconds a step with the calibration drawn anew; with servers by coarse simulations, of which ratios count."""
-    detail, draws = min(known, COARSE) if asked.servers else known, []
-    for number in range(DRAWS):
-        seeded, draw = replace(asked, seed=asked.seed + 1 + number), random.Random(f"{asked.seed} {number}")
-        draws.append(simulate(calibration.scenario(seeded, draw), detail=detail).step_s)
-    scale = step_s / statistics.geometric_mean(draws)
-    return [scale * drawn_s for drawn_s in draws]
+def doublings_beyond(calibration: Calibration, job: Scenario) -> int:
+    """Returns how often workers and servers were doubled beyond what the calibration was made
+    with.
+    """
+    workers = _doublings(job.workers, calibration.most_workers)
+    return workers + _doublings(job.servers, calibration.most_servers)
 
 
-def doublings_beyond(calibration: Calibration, asked: Scenario) -> int:
-    """Doublings of workers and of servers beyond what the calibration was made with."""
-    both = ((asked.workers, calibration.most_workers), (asked.servers, calibration.most_servers))
-    return sum(max(0, -(-count // max(1, known)) - 1).bit_length() for count, known in both)
+def _doublings(count: int, known: int) -> int:
+    times = -(-count // max(1, known))
+    return max(0, times - 1).bit_length()
 
 
 def needs(calibration: Calibration, jobs: Sequence[Scenario], efficiency: float) -> list[Row]:
-    """The bandwidth in Gbit/s with which workers do a share of what as many would that never wait.
+    """Returns the bandwidth with which each job reaches an efficiency.
 
-    `sure_gbit` is that with which they do so in nine of ten cases, as far as the model errs. Where no bandwidth is
-    enough, since messages cost processors too, both are MOST_GBIT; `most` is the share that this leaves.
+    Args:
+        efficiency: a share of what as many workers would do that never wait.
+
+    Returns:
+        Rows with `bandwidth_gbit`, with `sure_gbit`, which is enough in nine of ten cases as far as
+        the model errs, and with the efficiency `most` at MOST_GBIT. Where no bandwidth is enough,
+        since messages cost processors too, both bandwidths are MOST_GBIT.
     """
-    alone_s = simulate(calibration.scenario(Scenario("single"))).step_s
+    alone_s = simulate(calibration.with_costs(Scenario("single"))).step_s
+    to_be_sure = efficiency * math.exp(Z_SURE * calibration.model_error)
 
-    def share(job: Scenario, gbit: float) -> float:
-        asked = calibration.scenario(replace(job, bandwidth_gbit=gbit))
-        return alone_s / simulate(asked, detail=COARSE).step_s
+    def reached(job: Scenario, gbit: float) -> float:
+        costed = calibration.with_costs(replace(job, bandwidth_gbit=gbit))
+        return alone_s / simulate(costed, detail=COARSE).step_s
 
-    rows = []
-    for job in jobs:
-        enough, sure = (
-            RATES[bisect_left(RATES, wanted, hi=len(RATES) - 1, key=partial(share, job))]
-            for wanted in (efficiency, efficiency * math.exp(Z_SURE * calibration.model_error))
-        )
-        rows.append({
-            "mode": job.mode, "workers": job.workers, "servers": job.servers, "local_steps": job.local_steps,
-            "efficiency": efficiency, "bandwidth_gbit": enough, "sure_gbit": sure, "most": share(job, MOST_GBIT),
-        })  # fmt: skip
-    return rows
+    def least_gbit(job: Scenario, wanted: float) -> float:
+        last = len(RATES) - 1
+        return RATES[bisect_left(RATES, wanted, hi=last, key=lambda gbit: reached(job, gbit))]
+
+    return [
+        {
+            "mode": job.mode,
+            "workers": job.workers,
+            "servers": job.servers,
+            "local_steps": job.local_steps,
+            "efficiency": efficiency,
+            "bandwidth_gbit": least_gbit(job, efficiency),
+            "sure_gbit": least_gbit(job, to_be_sure),
+            "most": reached(job, MOST_GBIT),
+        }
+        for job in jobs
+    ]

@@ -1,6 +1,7 @@
-"""What a step computes, measured here: each layer forward and backward, the optimizer, the codecs.
+"""Measures what a step computes: each layer forward and backward, the optimizer, the codecs.
 
-Processor seconds of one thread, which computes backward too: what others do on this machine does not count.
+Times are processor seconds of one thread, which computes backward too, so that other work on this
+machine does not count.
 """
 
 import itertools
@@ -9,6 +10,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,28 +18,42 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.numerics.compression import Compressor
+from hvdtrain.base.numerics.optimizers import make_optimizer
+from hvdtrain.base.system.cgroups import usable_cores
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.loader import example
-from hvdtrain.numerics.compression import Compressor
-from hvdtrain.numerics.optimizers import make_optimizer
+from hvdtrain.job.training.model import initial_model, trial_inputs
 from hvdtrain.planning.calibration import LayerCost, Quantity
-from hvdtrain.rank.work import initial_model, trial_inputs
-from hvdtrain.system.cgroups import usable_cores
 
-WARM_UP, LEAST_STEPS, MOST_STEPS = 1, 3, 60
-VECTOR_MB, REPEATS = 16, 4  # of the optimizer's and codecs' measurements
+WARM_UP = 1
+LEAST_STEPS = 3
+MOST_STEPS = 60
+# Images of a step: of one alone batch norm may have no statistics.
+FEWEST = 2
+# Seconds of a step.
+SHORTEST_S = 1e-6
+# The optimizer's and codecs' measurements.
+VECTOR_MB = 16
+FLOATS_PER_MB = 250_000
+REPEATS = 4
 CODECS = ("fp16", "bf16", "int8", "topk:0.01", "2bit:0.05")
+# The range of quartiles of a normal distribution, in standard deviations.
+QUARTILES = 1.349
+# The factor by which the speedup of all cores may be off.
+SPEEDUP_OFF = 1.15
 _now = time.thread_time
 
 
 class _Stamps:
-    """When each layer with parameters begins forward, and when its gradients are there.
+    """When each layer with parameters begins forward, and when its gradients are ready.
 
     Attributes:
         layers: name and megabytes of each.
-        began: of each layer, in the order in which they begin. One whose weights another layer's forward reads is not
-            there, as nn.MultiheadAttention's `out_proj`: its computing counts as that of the layer before.
+        began: of each layer, in the order in which they begin. A layer whose weights another
+            layer's forward reads is missing, as nn.MultiheadAttention's `out_proj`: the time of its
+            computing is in the layer before.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -45,11 +61,18 @@ class _Stamps:
         self.began: dict[int, float] = {}
         self.gradients: dict[int, float] = {}
         for name, module in model.named_modules():
-            if parameters := [p for p in module.parameters(recurse=False) if p.requires_grad]:
-                module.register_forward_pre_hook(partial(self._begin, len(self.layers)))
-                for p in parameters:
-                    p.register_post_accumulate_grad_hook(partial(self._gradient, len(self.layers)))
-                self.layers.append((name, sum(p.numel() for p in parameters) * 4e-6))
+            own = [weights for weights in module.parameters(recurse=False) if weights.requires_grad]
+            if not own:
+                continue
+            number = len(self.layers)
+            module.register_forward_pre_hook(partial(self._begin, number))
+            for weights in own:
+                weights.register_post_accumulate_grad_hook(partial(self._gradient, number))
+            self.layers.append((name, sum(weights.numel() for weights in own) * 4e-6))
+
+    def clear(self) -> None:
+        self.began.clear()
+        self.gradients.clear()
 
     def _begin(self, number: int, *_: object) -> None:
         self.began.setdefault(number, _now())
@@ -58,116 +81,230 @@ class _Stamps:
         self.gradients[number] = _now()
 
     def order(self) -> list[int]:
-        """The layers as forward comes to them; those of which it is not known follow the one before them by name."""
+        """Returns the layers in the order of forward.
+
+        A layer of which it is not known follows the one before it by name.
+        """
         order = list(self.began)
         for number in range(len(self.layers)):
             if number not in self.began:
                 order.insert(order.index(number - 1) + 1 if number else 0, number)
         return order
 
+    def forward_seconds(self, began: float, ended: float) -> list[float]:
+        """Returns the seconds of each layer in order(), from the times of the whole forward."""
+        begins = [ended]
+        for number in reversed(self.order()[1:]):
+            begins.insert(0, self.began.get(number, begins[0]))
+        begins.insert(0, began)
+        return [end - begin for begin, end in itertools.pairwise(begins)]
 
-def profile(config: RunConfig, batch: int, data: ImageFolder, side: int, budget_s: float) -> dict[str, Any]:
-    """What a Calibration says of computing, with one worker's batch of images of so many pixels a side, measured for
-    about so long. A batch that would take too long is measured smaller; computing is taken to grow in proportion.
+    def backward_seconds(self, began: float) -> list[float]:
+        """Returns the seconds of each layer in order(), from the time when backward began."""
+        last = began
+        seconds = []
+        for number in reversed(self.order()):
+            seconds.append(max(0.0, self.gradients[number] - last))
+            last = max(last, self.gradients[number])
+        return seconds[::-1]
+
+
+@dataclass(frozen=True)
+class _MeasuredStep:
+    """What a step took.
+
+    Attributes:
+        whole: processor seconds.
+        wall: wall seconds.
+        forward, backward: processor seconds of each layer in _Stamps.order().
     """
+
+    whole: float
+    wall: float
+    forward: list[float]
+    backward: list[float]
+
+    @property
+    def fixed(self) -> float:
+        """Processor seconds that belong to no layer."""
+        return max(0.0, self.whole - sum(self.forward) - sum(self.backward))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Steps with as many images as there is time for.
+
+    Attributes:
+        images: in each step.
+        fixed_share: the part of a whole batch's step that does not grow with the batch.
+    """
+
+    images: int
+    steps: list[_MeasuredStep]
+    fixed_share: float
+
+
+def profile(
+    config: RunConfig,
+    batch: int,
+    data: ImageFolder,
+    side: int,
+    budget_s: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Returns what a Calibration says of computing.
+
+    A batch that would take too long is measured smaller, down to FEWEST images. Computing is taken
+    to grow in proportion.
+
+    Args:
+        batch: of one worker.
+        side: pixels of an image's side.
+        budget_s: seconds that the measuring takes, about.
+        say: shows the user a line.
+    """
+    say("layers: forward and backward …")
     model = initial_model(config, len(data.classes), trial_inputs(config, data))
     model.train()
     samples = example(data.train, side, batch)
     stamps = _Stamps(model)
-    small = max(1, batch // 4)
-    began = time.perf_counter()
-    of_small = [row["whole"] for row in _steps(model, stamps, samples[:small], began + budget_s / 4)]
-    measured = batch if of_small[-1] * batch / small < budget_s / 8 else small
-    rows = _steps(model, stamps, samples[:measured], began + budget_s)
-    whole = [row["whole"] for row in rows]
-    fixed_share = 0.0
-    if measured == batch > small:
-        # What a sample adds is the slope; what is left of a step at no samples is fixed.
-        slope = (1 - statistics.median(of_small) / statistics.median(whole)) / (batch - small)
-        fixed_share = min(1.0, max(0.0, 1 - max(0.0, slope) * batch))
-    scale = 1e3 * batch / measured
-    layers = tuple(
-        LayerCost(
-            *stamps.layers[number],
-            Quantity.of([row["forward"][place] * scale for row in rows]),
-            Quantity.of([row["backward"][place] * scale for row in rows]),
-        )
-        for place, number in enumerate(stamps.order())
-    )
-    fixed = [max(0.0, row["whole"] - sum(row["forward"]) - sum(row["backward"])) for row in rows]
-    first, _, third = statistics.quantiles(map(math.log, whole))  # not moved by a few outliers
-    vector = nn.Parameter(torch.zeros(VECTOR_MB * 250_000))
+    measured = _measure_layers(model, stamps, samples, budget_s, say)
+    steps = measured.steps
+    scale = 1e3 * batch / measured.images
+    layers = []
+    for place, number in enumerate(stamps.order()):
+        forward_ms = Quantity.of([step.forward[place] * scale for step in steps])
+        backward_ms = Quantity.of([step.backward[place] * scale for step in steps])
+        layers.append(LayerCost(*stamps.layers[number], forward_ms, backward_ms))
+    # Quartiles are not moved by a few outliers.
+    first, _, third = statistics.quantiles(math.log(step.whole) for step in steps)
+    say("all cores, the optimizer, codecs …")
+    vector = nn.Parameter(torch.zeros(VECTOR_MB * FLOATS_PER_MB))
     vector.grad = torch.ones_like(vector)
     return {
-        "batch_per_worker": batch, "layers": layers, "fixed_ms": Quantity.of(fixed).times(1e3),
-        "step_jitter": round((third - first) / 1.349, 4), "batch_fixed_share": round(fixed_share, 4),
-        "machine_speedup": _of_all_cores(model, samples[:measured]),
+        "batch_per_worker": batch,
+        "layers": tuple(layers),
+        "fixed_ms": Quantity.of([step.fixed for step in steps]).times(1e3),
+        "step_jitter": round((third - first) / QUARTILES, 4),
+        "batch_fixed_share": round(measured.fixed_share, 4),
+        "machine_speedup": _speedup_of_all_cores(model, samples[: measured.images]),
         "optimizer_ms_per_mb": _ms_per_mb(make_optimizer(config, [vector]).step),
         "codecs": _codecs(),
-    }  # fmt: skip
+    }
 
 
-def _of_all_cores(model: nn.Module, samples: torch.Tensor) -> Quantity:
-    """How many times as fast all cores compute as one thread, by wall time: the best of two steps of each."""
+def _measure_layers(
+    model: nn.Module,
+    stamps: _Stamps,
+    samples: torch.Tensor,
+    budget_s: float,
+    say: Callable[[str], None],
+) -> _Measured:
+    """Measures steps of a few images, and then of the batch if there is time."""
+    began = time.perf_counter()
+    batch = len(samples)
+    fewest = min(FEWEST, batch)
+    [of_fewest] = _steps(model, stamps, samples[:fewest], began, least=1)
+    steps_in_time = budget_s / 4 / max(of_fewest.wall, SHORTEST_S)
+    images_in_time = int(fewest * steps_in_time / (WARM_UP + LEAST_STEPS))
+    small = max(fewest, min(batch // 4, images_in_time))
+    of_small = _steps(model, stamps, samples[:small], began + budget_s / 4)
+    image_s = of_small[-1].wall / small
+    is_in_time = of_small[-1].wall * batch / small < budget_s / 8
+    images = batch if is_in_time else small
+    if images < batch:
+        say(
+            f"layers: {image_s:.1f} s an image and thread: "
+            f"{images} of {batch} images a step are measured …"
+        )
+    if images == small:
+        more = _steps(model, stamps, samples[:small], began + budget_s, least=0)
+        return _Measured(images, of_small + more, 0.0)
+    of_batch = _steps(model, stamps, samples, began + budget_s)
+    # What a sample adds is the slope. What is left of a step with no samples is fixed.
+    whole = statistics.median(step.whole for step in of_batch)
+    whole_of_small = statistics.median(step.whole for step in of_small)
+    slope = (1 - whole_of_small / whole) / (batch - small)
+    fixed_share = min(1.0, max(0.0, 1 - max(0.0, slope) * batch))
+    return _Measured(images, of_batch, fixed_share)
+
+
+def _steps(
+    model: nn.Module,
+    stamps: _Stamps,
+    samples: torch.Tensor,
+    deadline: float,
+    least: int = LEAST_STEPS,
+) -> list[_MeasuredStep]:
+    """Measures steps after a warm-up, until a time.perf_counter() or for `least` steps at least."""
+    labels = torch.zeros(len(samples), dtype=torch.long)
+    steps: list[_MeasuredStep] = []
+    for number in range(WARM_UP + MOST_STEPS):
+        if len(steps) >= least and time.perf_counter() > deadline:
+            break
+        step = _step(model, stamps, samples, labels)
+        if number >= WARM_UP:
+            steps.append(step)
+    return steps
+
+
+def _step(
+    model: nn.Module, stamps: _Stamps, samples: torch.Tensor, labels: torch.Tensor
+) -> _MeasuredStep:
+    stamps.clear()
+    began = _now()
+    wall_began = time.perf_counter()
+    inputs = (samples - 0.5) / 0.5 if samples.is_floating_point() else samples
+    forward_began = _now()
+    scores = model(inputs)
+    forward_ended = _now()
+    loss = F.cross_entropy(scores, labels)
+    backward_began = _now()
+    loss.backward()
+    model.zero_grad(set_to_none=True)
+    loss.item()
+    whole = _now() - began
+    wall = time.perf_counter() - wall_began
+    forward = stamps.forward_seconds(forward_began, forward_ended)
+    return _MeasuredStep(whole, wall, forward, stamps.backward_seconds(backward_began))
+
+
+def _speedup_of_all_cores(model: nn.Module, samples: torch.Tensor) -> Quantity:
+    """Returns how many times as fast all cores compute as one thread, by wall time.
+
+    Each is the better of two steps.
+    """
+
+    def step() -> None:
+        model(samples).sum().backward()
+
     cores = max(1, round(usable_cores()))
     seconds: dict[int, float] = {1: math.inf, cores: math.inf}
     for threads in (1, cores) * 2:
         torch.set_num_threads(threads)
-        seconds[threads] = min(seconds[threads], timeit.timeit(lambda: model(samples).sum().backward(), number=1))
+        seconds[threads] = min(seconds[threads], timeit.timeit(step, number=1))
     torch.set_num_threads(1)
-    return Quantity.exactly(max(1.0, seconds[1] / seconds[cores])).give_or_take(1.15)
+    speedup = max(1.0, seconds[1] / seconds[cores])
+    return Quantity.exactly(speedup).give_or_take(SPEEDUP_OFF)
 
 
-def _steps(model: nn.Module, stamps: _Stamps, samples: torch.Tensor, deadline: float) -> list[dict[str, Any]]:
-    """Seconds of steps after a warm-up, and of their layers in stamps.order(), until a time.perf_counter()."""
-    labels = torch.zeros(len(samples), dtype=torch.long)
-    rows: list[dict[str, Any]] = []
-    for step in range(WARM_UP + MOST_STEPS):
-        if len(rows) >= LEAST_STEPS and time.perf_counter() > deadline:
-            break
-        stamps.began.clear()
-        stamps.gradients.clear()
-        start = _now()
-        inputs = (samples - 0.5) / 0.5 if samples.is_floating_point() else samples
-        forward = _now()
-        scores = model(inputs)
-        forward_ended = _now()
-        loss = F.cross_entropy(scores, labels)
-        last = _now()
-        loss.backward()
-        model.zero_grad(set_to_none=True)
-        loss.item()
-        end = _now()
-        if step < WARM_UP:
-            continue
-        order, begins = stamps.order(), [forward_ended]
-        for number in reversed(order[1:]):
-            begins.insert(0, stamps.began.get(number, begins[0]))
-        begins.insert(0, forward)
-        backward = []
-        for number in reversed(order):
-            backward.append(max(0.0, stamps.gradients[number] - last))
-            last = max(last, stamps.gradients[number])
-        seconds = [b - a for a, b in itertools.pairwise(begins)]
-        rows.append({"whole": end - start, "forward": seconds, "backward": backward[::-1]})
-    return rows
-
-
-def _ms_per_mb(act: Callable[[], object]) -> Quantity:
-    """What something costs that is done to VECTOR_MB."""
-    seconds = timeit.repeat(act, timer=_now, repeat=WARM_UP + REPEATS, number=1)
+def _ms_per_mb(work: Callable[[], object]) -> Quantity:
+    """Returns what work costs that is done to VECTOR_MB."""
+    seconds = timeit.repeat(work, timer=_now, repeat=WARM_UP + REPEATS, number=1)
     return Quantity.of(seconds[WARM_UP:]).times(1e3 / VECTOR_MB)
 
 
 def _codecs() -> dict[str, dict[str, Quantity]]:
+    """Returns what each codec costs: `codecs` of a calibration."""
     costs = {}
-    gradient = torch.randn(VECTOR_MB * 250_000)
+    gradient = torch.randn(VECTOR_MB * FLOATS_PER_MB)
     for name in CODECS:
         codec = Compressor(name)
         parts = codec.encode(gradient.clone())
+        wire_share = sum(part.nbytes for part in parts) / gradient.nbytes
         costs[name] = {
             "encode_ms_per_mb": _ms_per_mb(partial(codec.encode, gradient)),
             "decode_ms_per_mb": _ms_per_mb(partial(codec.decode, parts)),
-            "wire_share": Quantity.exactly(sum(part.nbytes for part in parts) / gradient.nbytes),
+            "wire_share": Quantity.exactly(wire_share),
         }
     return costs

@@ -1,92 +1,151 @@
-"""Averages without servers, simulated: one process, Horovod's ring with fusion, its sharded form, or DDP's buckets.
+"""Simulated jobs without servers: one process, Horovod's ring with fusion, its sharded form, or DDP
+with its buckets.
 
-Workers are in lockstep and alike, so that one of them, the slowest of a step, stands for all.
+Workers are in lockstep and alike. So one of them, the slowest of each step, stands for all.
 """
 
 import math
 from functools import partial
 
-from hvdtrain import modes
+from hvdtrain.base import modes
 from hvdtrain.planning.engine import Join, Process, Processors, Then, go_on
 from hvdtrain.planning.layout import Detail, HostGroup, cut
 from hvdtrain.planning.scenario import MIB, Scenario
-from hvdtrain.planning.worker import Exchange, Worker
+from hvdtrain.planning.worker import SimulatedJob, Worker
 
-CYCLE_S = 1e-3  # Horovod looks so often for gradients that are ready: HOROVOD_CYCLE_TIME
-FUSION = 128 * MIB  # Horovod reduces at most so much at once: HOROVOD_FUSION_THRESHOLD
-BUCKET = 25 * MIB  # of DDP: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
-FILLS = {1: 0.75, 2: 1.0}  # share of the wire, once around and twice, of what an all-reduce reaches: README.md
-AHEAD = 2  # buckets that Horovod has at once where layers wait: see modes._ring
+# How often Horovod looks for gradients that are ready: HOROVOD_CYCLE_TIME.
+CYCLE_S = 1e-3
+# The most bytes that Horovod reduces at once: HOROVOD_FUSION_THRESHOLD.
+FUSION = 128 * MIB
+# The bytes of a DDP bucket: torch.nn.parallel.DistributedDataParallel, bucket_cap_mb.
+BUCKET = 25 * MIB
+# The share that a collective reaches of the wire that an all-reduce reaches, by how many times it
+# goes around the ring: README.md.
+FILLS = {
+    1: 0.75,
+    2: 1.0,
+}
+# The buckets that Horovod has at once where layers wait: BUCKETS_AHEAD of job.rings.ring.
+AHEAD = 2
 
 
-class Ring(Exchange):
+class SimulatedRing(SimulatedJob):
+    """A job that averages gradients in a ring of workers.
+
+    Attributes:
+        cores: of a host.
+        ready: the numbers of the pieces that wait to be reduced.
+    """
+
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
         self.is_horovod = modes.declared(scenario.mode).joins_horovod
-        most = detail.pieces if self.is_horovod else max(1, -(-scenario.bytes // BUCKET))
-        pieces = cut(scenario, [HostGroup(1, 1, ())], most) if scenario.workers > 1 else []
+        pieces = []
+        if scenario.workers > 1:
+            ddp_buckets = max(1, -(-scenario.bytes // BUCKET))
+            most_pieces = detail.pieces if self.is_horovod else ddp_buckets
+            pieces = cut(scenario, [HostGroup(1, 1, ())], most_pieces)
         super().__init__(scenario, steps, seed, pieces)
-        times = min(scenario.workers, scenario.workers_per_host)  # workers that share the cores of a host
-        self.cores = Processors(self.clock, scenario.free_cores(times, 1))
-        self.worker = Worker(self, self.cores, times, max(scenario.factors), scenario.workers)
+        workers_on_a_host = min(scenario.workers, scenario.workers_per_host)
+        self.cores = Processors(self.loop, scenario.free_cores(workers_on_a_host, 1))
+        self.worker = Worker(
+            self, self.cores, workers_on_a_host, max(scenario.factors), scenario.workers
+        )
         self.workers = [self.worker]
-        self.ready: list[int] = []  # pieces that wait to be reduced
+        self.ready: list[int] = []
         self.is_reducing = False
 
     def send(self, worker: Worker, number: int) -> None:
         self.ready.append(number)
         if not self.is_reducing:
             self.is_reducing = True
-            go_on(self._reductions())
+            go_on(self._reduce_all())
 
-    def _reductions(self) -> Process:
-        """Reduce what is ready, until nothing is. A sharded ring has the optimizer between two operations; where layers
-        wait, it takes its steps bucket by bucket.
-        """
-        s = self.scenario
-        yield partial(self.clock.after, CYCLE_S if self.is_horovod else 0.0)
+    def _reduce_all(self) -> Process:
+        """Reduces what is ready, until nothing is."""
+        yield partial(self.loop.after, CYCLE_S if self.is_horovod else 0.0)
         while self.ready:
-            numbers = self._next()
+            numbers = self._take_next()
             gradients = sum(self.pieces[number].bytes for number in numbers)
-            optimizer_s = s.optimizer_s_per_mb * gradients / 1e6
-            if s.mode == "sharded":
-                yield partial(self._operation, gradients, 1)
-                yield partial(self.cores.work, optimizer_s / s.workers, self.worker.times)
-                yield partial(self._operation, gradients, 1)
-            else:
-                yield partial(self._operation, gradients, 2)
-                if s.waits_for_layers:
-                    yield partial(self.cores.work, optimizer_s, self.worker.times)
+            yield from self._reduce(gradients)
             for number in numbers:
-                self.arrived(self.worker, number)
+                self.weights_arrived(self.worker, number)
         self.is_reducing = False
 
-    def _next(self) -> list[int]:
-        """Take what is reduced together: a fusion buffer; where layers wait, what forward needs first; DDP's bucket."""
+    def _reduce(self, gradients: float) -> Process:
+        """Averages so many bytes of gradients, and updates their weights unless the worker updates
+        all at the end of the step.
+
+        A sharded ring has the optimizer between two collectives. Where layers wait, the optimizer
+        takes its steps bucket by bucket.
+        """
+        scenario = self.scenario
+        optimizer_s = scenario.optimizer_s_per_mb * gradients / 1e6
+        if scenario.mode == "sharded":
+            yield partial(self._collective, gradients, 1)
+            yield from self._update(optimizer_s / scenario.workers)
+            yield partial(self._collective, gradients, 1)
+            return
+        yield partial(self._collective, gradients, 2)
+        if scenario.waits_for_layers:
+            yield from self._update(optimizer_s)
+
+    def _update(self, seconds: float) -> Process:
+        """Takes the optimizer's step, which is no communication though the worker may wait for
+        it.
+        """
+        began = self.loop.now
+        yield partial(self.cores.work, seconds, self.worker.times)
+        if self.worker.waits_since is not None:
+            self.worker.waited[-1] -= self.loop.now - max(began, self.worker.waits_since)
+
+    def _take_next(self) -> list[int]:
+        """Takes the pieces that are reduced together next: what forward needs first where layers
+        wait, else Horovod's fusion buffer or DDP's bucket.
+        """
         if self.scenario.waits_for_layers:
             taken = sorted(self.ready)[:AHEAD]
+        elif self.is_horovod:
+            taken = self._fusion_buffer()
         else:
-            taken, size = [], 0
-            for number in self.ready if self.is_horovod else self.ready[:1]:
-                size += self.pieces[number].bytes
-                if taken and size > FUSION:
-                    break
-                taken.append(number)
+            taken = self.ready[:1]
         self.ready = [number for number in self.ready if number not in taken]
         return taken
 
-    def _operation(self, gradients: float, times_around: int, then: Then) -> None:
-        """Once around the ring is a reduce-scatter or an all-gather, twice an all-reduce (Patarasuk and Yuan, 2009). Of
-        that neither the wire nor the processors hide the other wholly; the former add up what has come whole.
+    def _fusion_buffer(self) -> list[int]:
+        """Returns the first pieces that are ready, as many as Horovod fuses."""
+        fused: list[int] = []
+        size = 0
+        for number in self.ready:
+            size += self.pieces[number].bytes
+            if fused and size > FUSION:
+                break
+            fused.append(number)
+        return fused
+
+    def _collective(self, gradients: float, times_around: int, then: Then) -> None:
+        """Carries out a reduce-scatter or an all-gather, once around the ring, or an all-reduce,
+        twice (Patarasuk and Yuan, 2009).
+
+        In an all-reduce neither the wire nor the processors hide the other wholly. The others use
+        the wire, and then the processors: Gloo adds up what has come whole.
         """
-        s, transport, codec = self.scenario, self.scenario.transport, self.scenario.codec
-        hosts, hops = -(-s.workers // s.workers_per_host), times_around * (s.workers - 1)
-        moved = s.around(gradients, times_around) * codec.wire_share  # each way
-        cost = 1e-6 * (transport.operation_us + hops * transport.message_us)
-        cost += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
-        cost += times_around / 2 * gradients / 1e9 * (codec.encode_ms_per_mb + codec.decode_ms_per_mb)
-        wire_s = moved / s.wire_rate / FILLS[times_around] + hops * s.latency_s if hosts > 1 else 0.0
-        alone_s = cost / min(1.0, self.cores.cores / self.worker.times)
+        scenario = self.scenario
+        transport = scenario.transport
+        codec = scenario.codec
+        hops = times_around * (scenario.workers - 1)
+        # each way
+        moved = scenario.ring_bytes(gradients, times_around) * codec.wire_share
+        codec_s_per_gb = codec.encode_ms_per_mb + codec.decode_ms_per_mb
+        processor_s = 1e-6 * (transport.operation_us + hops * transport.message_us)
+        processor_s += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
+        processor_s += times_around / 2 * gradients / 1e9 * codec_s_per_gb
+        wire_s = 0.0
+        if scenario.hosts_with_workers > 1:
+            wire_s = moved / scenario.wire_rate / FILLS[times_around] + hops * scenario.latency_s
+        # with no other work on the cores
+        alone_s = processor_s / min(1.0, self.cores.cores / self.worker.times)
         together_s = wire_s + alone_s if times_around == 1 else math.hypot(wire_s, alone_s)
-        both = Join(2, partial(self.clock.after, together_s - max(wire_s, alone_s), then))
-        self.cores.work(cost, self.worker.times, both)
-        self.clock.after(wire_s, both)
+        further_s = together_s - max(wire_s, alone_s)
+        both = Join(2, partial(self.loop.after, further_s, then))
+        self.cores.work(processor_s, self.worker.times, both)
+        self.loop.after(wire_s, both)

@@ -1,24 +1,30 @@
-"""What is simulated: a model's layers, what messages cost, and a cluster."""
+"""What is simulated: a job on a cluster, with its model's layers and what messages cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hvdtrain import modes
-from hvdtrain.config.run_config import WIRES
+from hvdtrain.base import modes
+from hvdtrain.base.config.run_config import WIRES
 
 MODES = modes.names()
-RING_MODES, SERVER_MODES = (
-    [name for name in MODES if modes.declared(name).family == family] for family in (modes.RING, modes.SERVERS)
-)
+RING_MODES = [name for name in MODES if modes.declared(name).family == modes.RING]
+SERVER_MODES = [name for name in MODES if modes.declared(name).family == modes.SERVERS]
 MIB = 2**20
-BUCKET_BYTES = 4 * MIB  # of weights, that servers are sent as one: RunConfig.bucket_mb
-WARM_UP = 1  # simulated steps that are not counted
-LEAST_FREE = 0.1  # share of the cores of a host that is left however many processes it has
+# The most bytes of weights that travel to a server as one message: RunConfig.bucket_mb.
+BUCKET_BYTES = 4 * MIB
+# Simulated steps that are not counted.
+WARM_UP = 1
+# The share of a host's cores that remains however many processes wait there.
+LEAST_FREE = 0.1
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with so many parameters, float32, with what follows it; seconds of computing for a worker's batch."""
+    """A module with float32 parameters, and the modules without parameters that follow it.
+
+    Attributes:
+        forward_s, backward_s: seconds of computing for a worker's batch.
+    """
 
     parameters: int
     forward_s: float
@@ -27,7 +33,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transport:
-    """What carrying bytes costs: `transports` of a calibration, as README.md has them. Receiving includes adding."""
+    """What carrying bytes costs: an entry of a calibration's `transports`, see README.md.
+
+    Receiving includes adding up.
+    """
 
     message_us: float = 0.0
     operation_us: float = 0.0
@@ -42,7 +51,9 @@ class Transport:
 
 @dataclass(frozen=True)
 class Codec:
-    """What a compression costs the processors, and what it leaves of the bytes: `codecs` of a calibration."""
+    """What a compression costs the processors, and the share of the bytes that it leaves: an entry
+    of a calibration's `codecs`.
+    """
 
     encode_ms_per_mb: float = 0.0
     decode_ms_per_mb: float = 0.0
@@ -50,9 +61,13 @@ class Codec:
 
 
 @dataclass(frozen=True)
-class Slow:
-    """Stragglers: the factor of computing of each slow worker, by number; and by which any worker is slower at a step,
-    with which probability.
+class Stragglers:
+    """Workers that compute slower than the others.
+
+    Attributes:
+        workers: the factor by which a worker is slower, by the worker's number.
+        random_factor: the factor by which any worker is slower in a step, with the probability
+            `random_share`.
     """
 
     workers: Mapping[int, float] = field(default_factory=dict)
@@ -67,26 +82,32 @@ class Scenario:
     Attributes:
         layers: in forward order.
         bandwidth_gbit: of each host's link, each way.
-        compression: the name of the codec that gradients are sent with.
+        server_gbit: of the links of hosts that have servers and no worker; None: as all links.
         latency_s: one way.
+        compression: the name of the codec that gradients are sent with.
         fixed_s: seconds of a step's computing that belong to no layer: data, loss, bookkeeping.
-        optimizer_s_per_mb: processor seconds for each MB (10^6 bytes) of weights, on workers or servers.
+        optimizer_s_per_mb: processor seconds for each MB (10^6 bytes) of weights, on workers or
+            servers.
         jitter: standard deviation of the logarithm of a step's computing time.
-        cores: of a host; threads: that a worker computes with.
-        on_processor: computing takes cores, as communication does; false of a GPU.
+        cores: of a host.
+        threads: with which a worker computes.
+        on_processor: whether computing takes cores, as communication does; false for a GPU.
         workers_per_host: hosts are filled one after the other.
-        placement: servers on hosts without workers, `dedicated`, or on the workers' hosts, `shared`.
-        server_gbit: of the links of servers' hosts that have no worker; None: as all links.
+        placement: servers are on hosts without workers, `dedicated`, or on the workers' hosts,
+            `shared`.
         staleness: the bound of ps-ssp.
-        under_way_bytes: bound of all workers' pushes under way to a server, shared evenly by the workers. (Where there
-            are more servers than workers, ps.exchange lets a worker have less of it, so much to all servers together.)
         softsync: in ps-ssp and ps-async, N pushes make one update.
-        wait_for, shares: as modes.Mode has them; empty: as the mode does by default.
+        wait_for, shares: as modes.Mode has them; empty: the mode's default.
         wire: of servers, one of WIRES.
         local_steps: of each worker, from one exchange to the next.
-        replaces: so many workers, whose global batch one process has, with all cores of a host; 0: none.
-        seed: of what is drawn: links that are shared, who is slow at random, jitter.
-        round_steps: after so many all wait for the last in ps-ssp and ps-async, as before an evaluation; 0: never.
+        replaces: the number of workers that one process stands for, with their global batch and
+            all cores of a host; 0: none.
+        round_steps: in ps-ssp and ps-async all workers wait for the last one after so many steps,
+            as before an evaluation; 0: never.
+        under_way_bytes: the bound of all workers' pushes under way to a server, shared evenly by
+            the workers. (Where there are more servers than workers, ps.exchange gives a worker
+            less of it, one bound for all servers together.)
+        seed: of everything that is drawn: the order on shared links, who is slow at random, jitter.
     """
 
     mode: str
@@ -116,7 +137,7 @@ class Scenario:
     replaces: int = 0
     round_steps: int = 0
     under_way_bytes: int = 48 * MIB
-    slow: Slow = Slow()
+    slow: Stragglers = Stragglers()
     seed: int = 0
 
     @property
@@ -124,28 +145,33 @@ class Scenario:
         return modes.declared(self.mode).lockstep
 
     @property
-    def carrier(self) -> str:
-        """The key of a calibration's transports that it has; rings without one of their own have `allreduce`."""
-        of_servers = "ps" if self.wire == WIRES[0] else f"ps-{self.wire}"
-        return of_servers if self.servers else self.mode
+    def transport_name(self) -> str:
+        """The key of this job's costs in a calibration's `transports`.
+
+        A ring without an entry there has the costs of `allreduce`.
+        """
+        if not self.servers:
+            return self.mode
+        return "ps" if self.wire == WIRES[0] else f"ps-{self.wire}"
 
     @property
     def bytes(self) -> int:
-        """Of the weights, and of the gradients before a codec."""
+        """The size of the weights, and of the gradients before a codec."""
         return 4 * sum(layer.parameters for layer in self.layers)
 
     @property
     def wire_rate(self) -> float:
-        """Bytes a second of payload that a host's link carries, each way."""
+        """Bytes of payload that a host's link carries in a second, each way."""
         return self.bandwidth_gbit * 1e9 / 8 * self.transport.efficiency
 
     @property
     def computing_s(self) -> float:
-        """Of one worker's step, alone and undisturbed."""
+        """Seconds that one worker computes in a step, alone and undisturbed."""
         return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     @property
     def waits_for_layers(self) -> bool:
+        """Whether each layer's forward waits for the layer's weights, and not the step for all."""
         wait_for = self.wait_for or next(iter(modes.declared(self.mode).wait_for), "step")
         return wait_for == "layer" and self.local_steps == 1
 
@@ -155,39 +181,46 @@ class Scenario:
 
     @property
     def factors(self) -> list[float]:
-        """Of each worker's computing. With measured shares all take as long."""
+        """How many times as long each worker computes. With measured shares all take as long."""
         factors = [self.slow.workers.get(worker, 1.0) for worker in range(self.workers)]
         if self.shares == "measured":
             return [len(factors) / sum(1 / factor for factor in factors)] * len(factors)
         return factors
 
-    def around(self, size: float, times: int = 2) -> float:
-        """Bytes that a worker sends of so many that go around a ring so many times: 2(n-1)/n of them in an all-reduce
-        (Patarasuk and Yuan, 2009).
-        """
-        return times * (self.workers - 1) / self.workers * size
+    @property
+    def hosts_with_workers(self) -> int:
+        return -(-self.workers // self.workers_per_host)
 
     @property
     def optimizer_s(self) -> float:
+        """Processor seconds of a step's optimizer, for all weights once."""
         return self.optimizer_s_per_mb * self.bytes / 1e6
 
+    def ring_bytes(self, size: float, times_around: int = 2) -> float:
+        """Returns how many bytes a worker sends while `size` bytes go around a ring.
+
+        An all-reduce goes around twice and sends 2(n-1)/n of the size (Patarasuk and Yuan, 2009).
+        """
+        return times_around * (self.workers - 1) / self.workers * size
+
     def free_cores(self, processes: int, hosts: int) -> float:
-        """What so many processes leave of the cores of so many hosts while they have nothing to do."""
+        """Returns the cores that the processes on some hosts leave free while they wait."""
         cores = self.cores * hosts
         return max(LEAST_FREE * cores, cores - processes * self.transport.idle_cores)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a simulation came to.
+class SimulatedStep:
+    """What a simulation says of a step of the job: a share for each worker, whoever takes it.
 
     Attributes:
-        step_s: wall seconds for one step of the job: a share for each worker, whoever takes it.
-        exposed_comm_s: of them, waiting for messages, the mean over workers.
-        staleness_mean: updates between reading weights and a push's use; 0 in lockstep.
-        bytes_sent: of a worker in a step, payload.
-        server_bytes_sent: of a server in a step of all workers.
-        busiest_share: of all samples, what the worker has who has most.
+        step_s: wall seconds.
+        exposed_comm_s: the part of them in which a worker waits for messages, the mean over
+            workers.
+        staleness_mean: updates between reading weights and using the push; 0 in lockstep.
+        bytes_sent: payload that a worker sends.
+        server_bytes_sent: payload that a server sends to all workers.
+        busiest_share: the share of all samples that the worker with most of them has.
     """
 
     step_s: float

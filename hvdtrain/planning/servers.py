@@ -1,7 +1,9 @@
-"""A job with parameter servers, simulated: pushes and answers, piece by piece, as `hvdtrain.ps` does it.
+"""A simulated job with parameter servers: pushes and answers, piece by piece, as `hvdtrain.job.ps`
+sends them.
 
-A push costs the worker's io thread processor time, takes the worker's link and the server's, costs the server's io
-thread, and is added up. When the mode says so, the server updates and answers, back the same way.
+A push costs the worker's io thread processor time. It takes the worker's link and the server's,
+costs the server's io thread, and is added up. When the mode says so, the server updates the weights
+and answers, back the same way.
 """
 
 import math
@@ -10,89 +12,178 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hvdtrain import modes
-from hvdtrain.planning.engine import Clock, Join, Link, Process, Processors, Then, Thread, go_on
+from hvdtrain.base import modes
+from hvdtrain.planning.engine import (
+    EventLoop,
+    IoThread,
+    Join,
+    Process,
+    Processors,
+    SharedLink,
+    Then,
+    go_on,
+)
 from hvdtrain.planning.layout import Detail, HostGroup, Piece, cut, host_groups
 from hvdtrain.planning.scenario import WARM_UP, Scenario
-from hvdtrain.planning.worker import Exchange, Worker
+from hvdtrain.planning.worker import SimulatedJob, Worker
 
-CONNECTIONS = 8  # to a server that are simulated one by one; each of more workers' stands for several
+# The connections to a server that are simulated one by one. With more workers each stands for
+# several.
+CONNECTIONS = 8
 
 
 class _Hosts:
-    """A group of hosts: their links, cores and server processes."""
+    """A group of hosts: their links, cores and server processes.
 
-    def __init__(self, group: HostGroup, scenario: Scenario, clock: Clock, draw: random.Random) -> None:
+    Attributes:
+        up, down: the links of all these hosts as one, each way.
+        rate: bytes of payload that they carry in a second, each way.
+        servers: the number of server processes on all these hosts.
+        io: the servers' io threads.
+    """
+
+    def __init__(
+        self, group: HostGroup, scenario: Scenario, loop: EventLoop, draw: random.Random
+    ) -> None:
         self.group = group
-        self.up, self.down = Link(clock, draw), Link(clock, draw)
-        workers = sum(count for _, count in group.workers)
-        gbit = scenario.bandwidth_gbit if workers else scenario.server_gbit or scenario.bandwidth_gbit
+        self.up = SharedLink(loop, draw)
+        self.down = SharedLink(loop, draw)
+        gbit = scenario.bandwidth_gbit
+        if scenario.server_gbit and not group.workers:
+            gbit = scenario.server_gbit
         self.rate = group.hosts * scenario.wire_rate * gbit / scenario.bandwidth_gbit
-        self.cores = Processors(clock, scenario.free_cores(group.hosts * (group.servers + workers), group.hosts))
+        processes = group.hosts * (group.servers + group.workers_per_host)
+        self.cores = Processors(loop, scenario.free_cores(processes, group.hosts))
         self.servers = group.hosts * group.servers
-        self.io = Thread(self.cores, max(1, self.servers))
+        self.io = IoThread(self.cores, max(1, self.servers))
 
     def remote_share(self, other: "_Hosts") -> float:
-        """The share of messages to others that cross the network: in a group, each host sends to all."""
+        """Returns the share of the messages to other hosts that cross the network.
+
+        Within a group each host sends to all.
+        """
         return 1.0 if other is not self else 1 - 1 / self.group.hosts
 
 
 @dataclass
-class _Window:
-    """What a group of workers pushes to the servers of one group of hosts: of what waits, what forward needs first goes
-    first, as far as there is room for its bytes. Without room one `extra` piece may go, which has waited longest, and
-    for which others may wait (see ps.exchange); -1: none.
+class _PushWindow:
+    """What a group of workers pushes to the servers of one group of hosts.
+
+    Of the pieces that wait, the one that forward needs first goes first, as long as there is room
+    for its bytes. Without room one `extra` piece may go: the one that has waited longest, which
+    others may wait for (see buckets.exchange).
+
+    Attributes:
+        room: the most bytes under way.
+        queue: the numbers of the pieces that wait, in the order in which they came.
+        under_way: bytes that are not answered.
+        extra: the number of the extra piece under way.
     """
 
     room: float
     queue: dict[int, None] = field(default_factory=dict)
     under_way: float = 0.0
-    extra: int = -1
+    extra: int | None = None
 
-    def next(self, pieces: Sequence[Piece]) -> int | None:
-        """Take the piece that goes next out of the queue; None where all have to wait."""
-        number = min(self.queue, default=-1)
-        is_full = self.under_way and self.under_way + pieces[number].bytes > self.room
-        if number < 0 or (is_full and self.extra >= 0):
+    def take_next(self, pieces: Sequence[Piece]) -> int | None:
+        """Takes the piece that goes next out of the queue; returns None where all have to wait."""
+        if not self.queue:
             return None
-        if is_full:
-            number = self.extra = next(iter(self.queue))
+        number = min(self.queue)
+        if self.under_way and self.under_way + pieces[number].bytes > self.room:
+            if self.extra is not None:
+                return None
+            number = next(iter(self.queue))
+            self.extra = number
         del self.queue[number]
         self.under_way += pieces[number].bytes
         return number
 
+    def answered(self, number: int, size: float) -> None:
+        """Makes room for other pieces."""
+        self.under_way -= size
+        if self.extra == number:
+            self.extra = None
+
 
 class _Client(Worker):
-    """With io threads that send and receive, a window to each group of hosts, and the version of each piece read."""
+    """A group of workers on one group of hosts.
 
-    def __init__(self, exchange: "Servers", hosts: _Hosts, times: int, factor: float) -> None:
-        scenario = exchange.scenario
-        super().__init__(exchange, hosts.cores, times, factor, times if scenario.in_lockstep else 1)
-        self.hosts, self.io = hosts, Thread(hosts.cores, times)
-        most, workers = scenario.under_way_bytes, scenario.workers
-        self.windows = [_Window(min(most * max(1, h.servers), most * h.servers / workers)) for h in exchange.hosts]
-        self.read = [0] * len(exchange.pieces)
+    Attributes:
+        io: the workers' io threads, which send and receive.
+        windows: to each group of hosts.
+        read: of each piece, the version of the weights that the workers have.
+    """
+
+    def __init__(self, job: "SimulatedServers", hosts: _Hosts, times: int, factor: float) -> None:
+        scenario = job.scenario
+        slowest_of = times if scenario.in_lockstep else 1
+        super().__init__(job, hosts.cores, times, factor, slowest_of)
+        self.hosts = hosts
+        self.io = IoThread(hosts.cores, times)
+        most = scenario.under_way_bytes
+        self.windows = []
+        for target in job.hosts:
+            own_part = most * target.servers / scenario.workers
+            self.windows.append(_PushWindow(min(most * max(1, target.servers), own_part)))
+        self.read = [0] * len(job.pieces)
 
 
-class Servers(Exchange):
-    """Pushes and answers of the pieces that each group of servers holds."""
+@dataclass(slots=True)
+class _Transfer:
+    """A message from each worker of a group to servers on a group of hosts, or to each worker.
+
+    Attributes:
+        client: the workers.
+        source, target: the hosts that it comes from and goes to.
+        size: bytes of all messages together.
+        io: the threads that send.
+        send_s: processor seconds of each of these threads until the first message is on the wire.
+        rest_s: processor seconds for sending the others one after the other, while the first is on
+            the wire; None: there are no others.
+        outgoing, incoming: the connections at the ends of the source and of the target.
+    """
+
+    client: _Client
+    source: _Hosts
+    target: _Hosts
+    size: float
+    io: IoThread
+    send_s: float
+    rest_s: float | None = None
+    outgoing: int = 1
+    incoming: int = 1
+
+
+class SimulatedServers(SimulatedJob):
+    """A job with servers, each of which holds a range of the weights.
+
+    Attributes:
+        pushes_per_update: that a server adds up before it updates a piece.
+        pushed: of each piece, the step of each worker's last push.
+        came: of each piece, the pushes that wait to be an update.
+        version: of each piece, the updates that it has had.
+        held: of each piece, the pushes that are not answered: (worker, step).
+    """
 
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
         groups = host_groups(scenario, detail.groups)
         super().__init__(scenario, steps, seed, cut(scenario, groups, detail.pieces))
         self.hosts = [
-            _Hosts(group, scenario, self.clock, random.Random(f"{seed} link {number}"))
+            _Hosts(group, scenario, self.loop, random.Random(f"{seed} link {number}"))
             for number, group in enumerate(groups)
         ]
-        clients = [
-            _Client(self, hosts, hosts.group.hosts * count, factor)
-            for hosts in self.hosts
-            for factor, count in hosts.group.workers
-        ]
+        clients = []
+        for hosts in self.hosts:
+            for factor, count in hosts.group.workers:
+                clients.append(_Client(self, hosts, hosts.group.hosts * count, factor))
         self.workers = list(clients)
-        self.averages = scenario.in_lockstep or scenario.softsync
-        self.pushed = [dict.fromkeys(clients, 0) for _ in self.pieces]  # the step of each group's last push
-        self.came = [0] * len(self.pieces)  # pushes that wait to be an update
+        self.in_lockstep = scenario.in_lockstep
+        self.bounds_staleness = "staleness" in modes.declared(scenario.mode).options
+        averages = self.in_lockstep or scenario.softsync
+        self.pushes_per_update = scenario.workers if averages else 1
+        self.pushed = [dict.fromkeys(clients, 0) for _ in self.pieces]
+        self.came = [0] * len(self.pieces)
         self.version = [0] * len(self.pieces)
         self.held: list[list[tuple[_Client, int]]] = [[] for _ in self.pieces]
 
@@ -100,114 +191,164 @@ class Servers(Exchange):
         assert isinstance(worker, _Client)
         window = worker.windows[self.pieces[number].owner]
         window.queue[number] = None
-        self._push(worker, window)
+        self._push_waiting(worker, window)
 
-    def _answered(self, worker: _Client, number: int, version: int) -> None:
+    def _push_waiting(self, client: _Client, window: _PushWindow) -> None:
+        """Pushes the pieces that wait, as long as there is room."""
+        while (number := window.take_next(self.pieces)) is not None:
+            self._push(client, number)
+
+    def _push(self, client: _Client, number: int) -> None:
+        transport = self.scenario.transport
+        codec = self.scenario.codec
         piece = self.pieces[number]
-        window = worker.windows[piece.owner]
-        window.under_way -= piece.bytes
-        if window.extra == number:
-            window.extra = -1
-        worker.read[number] = version
-        self._push(worker, window)
-        self.arrived(worker, number)
+        server = self.hosts[piece.owner]
+        gigabytes = piece.bytes / 1e9
+        size = piece.bytes * codec.wire_share
+        send_s = self._cost(client.hosts, server, piece, size, transport.send_s_per_gb)
+        send_s += gigabytes * codec.encode_ms_per_mb
+        receive_s = self._cost(client.hosts, server, piece, size, transport.server_receive_s_per_gb)
+        receive_s = (receive_s + gigabytes * codec.decode_ms_per_mb) / server.servers
+        # The server takes the first while others are still on the wire, and the last after all.
+        read = client.read[number]
+        accept = Join(2, partial(self._accept, client, number, client.step, read))
+        first_came = partial(server.io.do, (client.times - 1) * receive_s, accept)
+        all_came = partial(server.io.do, receive_s, accept)
+        transfer = _Transfer(
+            client,
+            client.hosts,
+            server,
+            client.times * size,
+            client.io,
+            send_s,
+            incoming=min(client.times, CONNECTIONS),
+        )
+        go_on(self._carry(transfer, first_came, all_came))
 
-    def _push(self, worker: _Client, window: _Window) -> None:
-        """Push what waits, as far as there is room."""
-        transport, codec = self.scenario.transport, self.scenario.codec
-        while (number := window.next(self.pieces)) is not None:
-            piece = self.pieces[number]
-            server, gigabytes, size = self.hosts[piece.owner], piece.bytes / 1e9, piece.bytes * codec.wire_share
-            sent = self._cost(worker.hosts, server, piece, size, transport.send_s_per_gb)
-            sent += gigabytes * codec.encode_ms_per_mb
-            taken = self._cost(worker.hosts, server, piece, size, transport.server_receive_s_per_gb)
-            taken = (taken + gigabytes * codec.decode_ms_per_mb) / server.servers
-            both = Join(2, partial(self._accept, worker, number, worker.step, worker.read[number]))
-            # The server takes the first while others are still on the wire, and the last after all of them.
-            first = partial(server.io.do, (worker.times - 1) * taken, both)
-            last = partial(server.io.do, taken, both)
-            go_on(self._carry(worker, server, worker.times * size, True, sent, first, last))
+    def _accept(self, client: _Client, number: int, step: int, read: int) -> None:
+        """Adds up a push, updates the weights if it is time, and answers whom the mode lets go on.
 
-    def _answer(self, worker: _Client, number: int) -> None:
-        piece, server, transport = self.pieces[number], self.hosts[self.pieces[number].owner], self.scenario.transport
-        sent = self._cost(worker.hosts, server, piece, piece.bytes, transport.server_send_s_per_gb)
-        taken = self._cost(worker.hosts, server, piece, piece.bytes, transport.receive_s_per_gb)
-        last = partial(worker.io.do, taken, partial(self._answered, worker, number, self.version[number]))
-        go_on(self._carry(worker, server, worker.times * piece.bytes, False, sent, lambda: None, last))
+        Args:
+            number: of the piece.
+            step: of the push.
+            read: the version of the weights that the gradient was computed with.
+        """
+        self.pushed[number][client] = step
+        if not self.in_lockstep and len(client.ends) >= WARM_UP:
+            self._count_staleness(client, self.version[number] - read)
+        self.came[number] += client.times
+        self.held[number].append((client, step))
+        updates, self.came[number] = divmod(self.came[number], self.pushes_per_update)
+        if not updates:
+            self._release(number)
+            return
+        self.version[number] += updates
+        piece = self.pieces[number]
+        hosts = self.hosts[piece.owner]
+        optimizer_s = updates * piece.bytes / 1e6 * self.scenario.optimizer_s_per_mb
+        hosts.cores.work(optimizer_s / hosts.servers, hosts.servers, partial(self._release, number))
 
-    def _cost(self, hosts: _Hosts, server: _Hosts, piece: Piece, size: float, s_per_gb: float) -> float:
-        """Processor seconds of one end of a message, which cost less where it stays on its host."""
-        remote, transport = hosts.remote_share(server), self.scenario.transport
+    def _count_staleness(self, client: _Client, updates: int) -> None:
+        """Counts a group's pushes, and the updates since the group read the weights."""
+        # Without softsync each push is an update: the group's pushes come one after the other.
+        ahead = 0 if self.scenario.softsync else (client.times - 1) / 2
+        self.staleness_sum += client.times * (updates + ahead)
+        self.pushes += client.times
+
+    def _release(self, number: int) -> None:
+        """Answers a piece's pushes, as far as the mode lets their workers take the next step."""
+        if self.in_lockstep and self.came[number]:
+            return
+        last_step = math.inf
+        if self.bounds_staleness:
+            last_step = min(self.pushed[number].values()) + self.scenario.staleness
+        held = self.held[number]
+        self.held[number] = [(client, step) for client, step in held if step > last_step]
+        for client, step in held:
+            if step <= last_step:
+                self._answer(client, number)
+
+    def _answer(self, client: _Client, number: int) -> None:
+        """Sends a piece's weights to the workers."""
+        transport = self.scenario.transport
+        piece = self.pieces[number]
+        server = self.hosts[piece.owner]
+        size = piece.bytes
+        send_s = self._cost(client.hosts, server, piece, size, transport.server_send_s_per_gb)
+        receive_s = self._cost(client.hosts, server, piece, size, transport.receive_s_per_gb)
+        read = partial(self._answered, client, number, self.version[number])
+        each_send_s = send_s / server.servers
+        transfer = _Transfer(
+            client,
+            server,
+            client.hosts,
+            client.times * size,
+            server.io,
+            each_send_s,
+            rest_s=(client.times - 1) * each_send_s if client.times > 1 else None,
+            outgoing=min(client.times, CONNECTIONS),
+        )
+        go_on(self._carry(transfer, lambda: None, partial(client.io.do, receive_s, read)))
+
+    def _answered(self, client: _Client, number: int, version: int) -> None:
+        piece = self.pieces[number]
+        window = client.windows[piece.owner]
+        window.answered(number, piece.bytes)
+        client.read[number] = version
+        self._push_waiting(client, window)
+        self.weights_arrived(client, number)
+
+    def _cost(
+        self, hosts: _Hosts, server: _Hosts, piece: Piece, size: float, s_per_gb: float
+    ) -> float:
+        """Returns the processor seconds that a message costs at one end.
+
+        A message that stays on its host costs less.
+        """
+        transport = self.scenario.transport
+        remote = hosts.remote_share(server)
         crossing = remote + (1 - remote) * transport.local_share
         return piece.messages * transport.message_us * 1e-6 + size / 1e9 * crossing * s_per_gb
 
-    def _carry(
-        self, worker: _Client, server: _Hosts, size: float, is_push: bool, cost: float, first: Then, last: Then
-    ) -> Process:
-        """Take a message of each of a group's workers to servers, or from them: `size` bytes in all, whose sending
-        costs so many processor seconds each. Calls `first` when the first has come, and `last` after all.
+    def _carry(self, transfer: _Transfer, first_came: Then, all_came: Then) -> Process:
+        """Sends messages, and has them come over the links.
+
+        Args:
+            first_came: called when the first message has come.
+            all_came: called when all messages have come.
         """
-        clock, latency = self.clock, self.scenario.latency_s
-        source, target = (worker.hosts, server) if is_push else (server, worker.hosts)
-        io, share = (worker.io, cost) if is_push else (server.io, cost / server.servers)
-        # Of answers the others are sent one after the other, while the first are on the wire.
-        rest = [] if is_push or worker.times == 1 else [partial(io.do, (worker.times - 1) * share)]
-        # At the servers' end, each worker has a connection.
-        connections = min(worker.times, CONNECTIONS)
-        outgoing, incoming = (1, connections) if is_push else (connections, 1)
+        loop = self.loop
+        latency = self.scenario.latency_s
+        source = transfer.source
+        target = transfer.target
         remote = source.remote_share(target)
-        leaving, coming = remote * size / outgoing / source.rate, remote * size / incoming / target.rate
-        yield partial(io.do, share)
+        yield partial(transfer.io.do, transfer.send_s)
         if not remote:
-            first()
-            yield from rest
-            last()
+            first_came()
+            if transfer.rest_s is not None:
+                yield partial(transfer.io.do, transfer.rest_s)
+            all_came()
             return
-        arrived, arrived_first = Join(outgoing + incoming + 1, last), Join(1, first)
+        leaving_s = remote * transfer.size / transfer.outgoing / source.rate
+        coming_s = remote * transfer.size / transfer.incoming / target.rate
+        arrived = Join(transfer.outgoing + transfer.incoming + 1, all_came)
+        arrived_first = Join(1, first_came)
 
         def came() -> None:
             arrived_first()
             arrived()
 
-        def reached() -> None:  # its first byte: from then on it has a place at the other end
-            for number in range(incoming):
-                target.down.take((worker, source, number), coming, lambda: None, came)
+        def first_byte_came() -> None:
+            # From now on the message has a place at the other end.
+            for number in range(transfer.incoming):
+                connection = transfer.client, source, number
+                target.down.take(connection, coming_s, lambda: None, came)
 
-        begins = Join(1, partial(clock.after, latency, reached))
-        through = partial(clock.after, latency, arrived)
-        for number in range(outgoing):
-            source.up.take((worker, target, number), leaving, begins, through)
-        yield from rest
-        clock.after(latency, arrived)
-
-    def _accept(self, worker: _Client, number: int, step: int, read: int) -> None:
-        """A server has a push: who is answered, and whether the weights are updated before."""
-        scenario, workers = self.scenario, self.scenario.workers if self.averages else 1
-        self.pushed[number][worker] = step
-        if len(worker.ends) >= WARM_UP and not scenario.in_lockstep:
-            ahead = 0 if scenario.softsync else (worker.times - 1) / 2
-            self.staleness_sum += worker.times * (self.version[number] - read + ahead)
-            self.pushes += worker.times
-        self.came[number] += worker.times
-        self.held[number].append((worker, step))
-        updates, self.came[number] = divmod(self.came[number], workers)
-        if not updates:
-            self._release(number)
-            return
-        self.version[number] += updates
-        hosts = self.hosts[self.pieces[number].owner]
-        seconds = updates * self.pieces[number].bytes / 1e6 * scenario.optimizer_s_per_mb / hosts.servers
-        hosts.cores.work(seconds, hosts.servers, partial(self._release, number))
-
-    def _release(self, number: int) -> None:
-        """Answer those pushes of a piece whose workers the mode lets take their next step."""
-        limit = math.inf
-        if self.scenario.in_lockstep and self.came[number]:
-            return
-        if "staleness" in modes.declared(self.scenario.mode).options:
-            limit = min(self.pushed[number].values()) + self.scenario.staleness
-        held = self.held[number]
-        self.held[number] = [(worker, step) for worker, step in held if step > limit]
-        for worker, step in held:
-            if step <= limit:
-                self._answer(worker, number)
+        begins = Join(1, partial(loop.after, latency, first_byte_came))
+        through = partial(loop.after, latency, arrived)
+        for number in range(transfer.outgoing):
+            connection = transfer.client, target, number
+            source.up.take(connection, leaving_s, begins, through)
+        if transfer.rest_s is not None:
+            yield partial(transfer.io.do, transfer.rest_s)
+        loop.after(latency, arrived)

@@ -1,43 +1,64 @@
-"""What workers do in a step, layer by layer, whatever carries their gradients away and brings fresh weights."""
+"""A simulated job, and what its workers do in a step, layer by layer.
+
+The steps of a worker are the same whatever carries gradients away and brings fresh weights.
+"""
 
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from statistics import NormalDist
 
-from hvdtrain.planning.engine import Clock, Process, Processors, Then, Wait, go_on
+from hvdtrain.planning.engine import EventLoop, Process, Processors, Then, Wait, go_on
 from hvdtrain.planning.layout import Piece
-from hvdtrain.planning.scenario import WARM_UP, Outcome, Scenario
+from hvdtrain.planning.scenario import WARM_UP, Scenario, SimulatedStep
 
-# Of a round, so many steps and shares are simulated: of a longer one the rest is taken to go on as they did.
-LEAST_ROUND, ROUND_SHARES = 4, 100
-GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, less whole numbers, are spread evenly however many there are
-MOST_STEPS = 100  # and ten times as many as all are to take: what others do no longer matters beside a worker's
+# So many steps and shares of a round are simulated. The rest of a longer round is taken to go on
+# like them.
+LEAST_ROUND = 4
+ROUND_SHARES = 100
+# Multiples of the golden ratio, less whole numbers, are spread evenly however many there are.
+GOLDEN = (math.sqrt(5) - 1) / 2
+# A worker takes at most so many steps, and ten times as many as all are to take. Beside a worker
+# with more it no longer matters what the others do.
+MOST_STEPS = 100
 
 
-class Exchange(ABC):
-    """What carries the gradients of a job away and brings fresh weights, for so many steps of each worker after a first
-    one; with local steps, rounds of them.
+class SimulatedJob(ABC):
+    """A job in which each worker takes some steps after a first one.
+
+    With local steps a simulated step is a round of them. A subclass carries gradients away and brings fresh weights.
+
+    Args:
+        seed: of what is drawn.
 
     Attributes:
-        pieces_of: the numbers of the pieces that each layer lies in.
-        ready_at: those of which it is the first layer: backward comes to that last.
-        workers: in groups of those that do the same at the same time.
-        left: groups of workers that have not yet taken enough steps; those that are faster take more.
-        round: steps after which all wait for the last; 0: they never do.
-        shares: that are left in the round; the last was taken at `leased_s`.
-        staleness_sum: over so many `pushes`.
+        steps: that each worker takes after the first; infinite where the job ends with a round.
+        pieces_of: of each layer, the numbers of the pieces that it lies in.
+        ready_at: of each layer, the numbers of the pieces of which it is the first layer. Backward
+            comes to that layer last.
+        workers: each of them a group of workers that do the same at the same time.
+        unfinished: the number of workers that have not yet taken enough steps. Those that are
+            faster go on.
+        round_steps: steps after which all workers wait for the last one; 0: they never do.
+        shares_left: shares that are left in the round.
+        last_share_at: when the last share was taken.
+        staleness_sum: the sum over `pushes`.
     """
 
     def __init__(self, scenario: Scenario, steps: int, seed: str, pieces: Sequence[Piece]) -> None:
-        self.scenario, self.pieces = scenario, pieces
-        self.clock, self.random = Clock(), random.Random(seed)
-        self.round = min(scenario.round_steps, max(LEAST_ROUND, ROUND_SHARES // scenario.workers))
-        self.steps = math.inf if self.round else steps
-        self.shares, self.leased_s = self.round * scenario.workers or math.inf, 0.0
-        self.staleness_sum = self.pushes = 0.0
+        self.scenario = scenario
+        self.pieces = pieces
+        self.loop = EventLoop()
+        self.draw = random.Random(seed)
+        most_of_a_round = max(LEAST_ROUND, ROUND_SHARES // scenario.workers)
+        self.round_steps = min(scenario.round_steps, most_of_a_round)
+        self.steps = math.inf if self.round_steps else steps
+        self.shares_left = self.round_steps * scenario.workers or math.inf
+        self.last_share_at = 0.0
+        self.staleness_sum = 0.0
+        self.pushes = 0.0
         self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
         self.ready_at: list[list[int]] = [[] for _ in scenario.layers]
         for number, piece in enumerate(pieces):
@@ -45,157 +66,269 @@ class Exchange(ABC):
             for layer in piece.layers:
                 self.pieces_of[layer].append(number)
         self.workers: list[Worker] = []
-        self.left = 0
+        self.unfinished = 0
 
     @abstractmethod
     def send(self, worker: "Worker", number: int) -> None:
-        """All gradients of a piece are there; call `arrived` when its fresh weights are."""
+        """Takes a piece with gradients, and calls `weights_arrived` when it has fresh weights."""
 
     def takes_share(self, worker: "Worker") -> bool:
-        """Whether there is another step for a group of workers."""
-        if self.shares <= 0 or (not self.scenario.is_leased and 0 < self.round == worker.step):
+        """Returns whether there is another step for a worker, and counts it."""
+        if self.shares_left <= 0:
             return False
-        self.shares, self.leased_s = self.shares - worker.times, self.clock.now
+        has_its_part = 0 < self.round_steps == worker.step
+        if has_its_part and not self.scenario.is_leased:
+            return False
+        self.shares_left -= worker.times
+        self.last_share_at = self.loop.now
         return True
 
     def step_ended(self, worker: "Worker") -> None:
-        worker.ends.append(self.clock.now)
+        worker.ends.append(self.loop.now)
         if len(worker.ends) == WARM_UP + self.steps:
-            self.left -= 1
+            self.unfinished -= 1
         elif len(worker.ends) == MOST_STEPS + 10 * self.steps:
-            self.left = 0
+            self.unfinished = 0
 
-    def gradient(self, worker: "Worker", layer: int) -> None:
-        """A layer's gradient is there, as those of all layers behind it are."""
+    def gradient_ready(self, worker: "Worker", layer: int) -> None:
+        """Sends the pieces that are complete with a layer's gradient.
+
+        The gradients of all later layers are ready already.
+        """
         for number in self.ready_at[layer]:
             worker.stale.add(number)
             self.send(worker, number)
 
-    def arrived(self, worker: "Worker", number: int) -> None:
-        """A piece has fresh weights."""
+    def weights_arrived(self, worker: "Worker", number: int) -> None:
+        """Takes a piece's fresh weights, and lets the worker go on if it waits for nothing else."""
         worker.stale.remove(number)
-        if worker.awaited and not worker.is_stale(worker.awaited[0]):
-            (_, then), worker.awaited = worker.awaited, None
+        if not worker.awaited:
+            return
+        layer, then = worker.awaited
+        if not worker.is_stale(layer):
+            worker.awaited = None
             then()
 
-    def run(self) -> Outcome:
-        s, steps = self.scenario, self.scenario.local_steps
-        self.left = len(self.workers)
+    def run(self) -> SimulatedStep:
+        """Simulates the job, and returns what a step of it takes."""
+        self.unfinished = len(self.workers)
         for worker in self.workers:
             go_on(worker.steps())
-        self.clock.run(lambda: self.left <= 0)
-        assert self.round or self.left <= 0, "the simulated job stands still"
-        total = sum(worker.times for worker in self.workers)
-        rates, waiting = [], 0.0
+        self.loop.run(lambda: self.unfinished <= 0)
+        assert self.round_steps or self.unfinished <= 0, "the simulated job stands still"
+        return self._mean_step()
+
+    def _mean_step(self) -> SimulatedStep:
+        scenario = self.scenario
+        all_workers = sum(worker.times for worker in self.workers)
+        # steps a second of each worker
+        rates = []
+        # the part of the time that workers wait, the mean over them
+        waiting = 0.0
         for worker in self.workers:
-            is_short = self.round or len(worker.ends) <= WARM_UP
-            began, ended = (0.0, self.clock.now) if is_short else (worker.ends[WARM_UP - 1], worker.ends[-1])
-            waits = [waited for end, waited in zip(worker.ends, worker.waited, strict=False) if end > began]
+            began, ended = self._counted_time(worker)
+            waits = worker.waits_after(began)
             rates.append(len(waits) / (ended - began))
-            waiting += worker.times / total * sum(waits) / (ended - began)
+            waiting += worker.times / all_workers * sum(waits) / (ended - began)
         rate = sum(worker.times * each for worker, each in zip(self.workers, rates, strict=True))
-        step_s = total / rate
-        if self.round > 1:
-            step_s += (1 - self.round / s.round_steps) * (self.leased_s / (self.round - 1) - step_s)
-        sent = s.bytes * s.codec.wire_share
-        return Outcome(
-            step_s=step_s / steps, exposed_comm_s=waiting * step_s / steps,
+        step_s = all_workers / rate
+        if self.round_steps > 1:
+            # The rest of the round goes on as fast as shares were taken.
+            further_s = self.last_share_at / (self.round_steps - 1)
+            step_s += (1 - self.round_steps / scenario.round_steps) * (further_s - step_s)
+        sent = scenario.bytes * scenario.codec.wire_share
+        server_bytes = 0.0
+        if scenario.servers:
+            server_bytes = scenario.bytes * all_workers / scenario.servers
+        else:
+            sent = scenario.ring_bytes(sent)
+        steps = scenario.local_steps
+        return SimulatedStep(
+            step_s=step_s / steps,
+            exposed_comm_s=waiting * step_s / steps,
             staleness_mean=self.staleness_sum / self.pushes if self.pushes else 0.0,
-            bytes_sent=(sent if s.servers else s.around(sent)) / steps,
-            server_bytes_sent=s.bytes * total / s.servers / steps if s.servers else 0.0,
-            busiest_share=1 / s.workers if s.in_lockstep else max(rates) / rate,
-        )  # fmt: skip
+            bytes_sent=sent / steps,
+            server_bytes_sent=server_bytes / steps,
+            busiest_share=1 / scenario.workers if scenario.in_lockstep else max(rates) / rate,
+        )
+
+    def _counted_time(self, worker: "Worker") -> tuple[float, float]:
+        """Returns when the steps of a worker that count began and ended."""
+        is_short = self.round_steps or len(worker.ends) <= WARM_UP
+        if is_short:
+            return 0.0, self.loop.now
+        return worker.ends[WARM_UP - 1], worker.ends[-1]
 
 
 class Worker:
-    """So many workers that do the same at the same time, on these cores unless that is on GPUs.
+    """Some workers that do the same at the same time.
+
+    Args:
+        cores: that they compute on unless they have GPUs.
 
     Attributes:
-        factor: of their computing; `pace` is that of a step.
-        among: how many workers wait for the slowest of them, whose pace it is.
-        stale: pieces whose fresh weights are under way.
-        awaited: the layer that it waits for, and what goes on then.
-        ends, waited: of each step, when it ended and how long it waited for weights.
+        times: the number of these workers.
+        factor: how many times as long they compute as others.
+        slowest_of: how many workers wait for the slowest of them. This worker has its pace.
+        step: the number of the step.
+        pace: how many times as long as usual computing takes in this step.
+        slow_due: the steps that are due to be slow at random, in part of one.
+        slow_steps: how many come due in a simulated step.
+        quantile: of this step's jitter.
+        stale: the numbers of the pieces that wait for fresh weights.
+        awaited: the layer that this worker waits for, and what is called then.
+        ends: of each step, when it ended.
+        waited: of each step, how long it waited for weights, without the time of the optimizer.
+        waits_since: since when it waits; None: it does not.
     """
 
-    def __init__(self, exchange: Exchange, cores: Processors, times: int, factor: float, among: int) -> None:
-        self.exchange, self.scenario, self.cores = exchange, exchange.scenario, cores
-        self.times, self.factor, self.among = times, factor, among
-        self.step, self.pace = 0, 1.0
-        self.due, self.quantile = exchange.random.random(), exchange.random.random()  # slow steps; of jitter
-        self.slow_steps = expected_slow(self.scenario.slow.random_share, self.scenario.local_steps, among)
+    def __init__(
+        self, job: SimulatedJob, cores: Processors, times: int, factor: float, slowest_of: int
+    ) -> None:
+        self.job = job
+        self.scenario = job.scenario
+        self.cores = cores
+        self.times = times
+        self.factor = factor
+        self.slowest_of = slowest_of
+        self.step = 0
+        self.pace = 1.0
+        self.slow_due = job.draw.random()
+        self.quantile = job.draw.random()
+        self.slow_steps = expected_slow(
+            self.scenario.slow.random_share, self.scenario.local_steps, slowest_of
+        )
         self.stale: set[int] = set()
         self.awaited: tuple[int, Then] | None = None
+        self.waits_since: float | None = None
         self.ends: list[float] = []
         self.waited: list[float] = []
 
     def steps(self) -> Process:
-        exchange, scenario, layers = self.exchange, self.scenario, self.scenario.layers
-        while exchange.takes_share(self):
+        """Takes steps as long as the job has shares for this worker."""
+        scenario = self.scenario
+        layers = range(len(scenario.layers))
+        updates_alone = not scenario.servers and scenario.mode != "sharded"
+        while self.job.takes_share(self):
             self._begin_step()
-            seconds = scenario.fixed_s  # of computing until it waits, or a piece leaves: one event, however many layers
-            for number, layer in enumerate(layers):
-                if self.is_stale(number):  # no piece becomes stale before backward
-                    yield self.compute(seconds)
-                    yield from self._until_fresh([number])
-                    seconds = 0.0
-                seconds += layer.forward_s
-            for number in reversed(range(len(layers))):
-                seconds += layers[number].backward_s
-                if scenario.local_steps == 1 and (exchange.ready_at[number] or not number):
-                    yield self.compute(seconds)
-                    exchange.gradient(self, number)
-                    seconds = 0.0
-            if (local := scenario.local_steps) > 1:  # what they came to leaves after the last
-                yield self.compute(seconds + (local - 1) * scenario.computing_s + local * scenario.optimizer_s)
-                for number in reversed(range(len(layers))):
-                    exchange.gradient(self, number)
+            computed_s = yield from self._forward()
+            if scenario.local_steps == 1:
+                yield from self._backward(computed_s)
+            else:
+                yield from self._rest_of_local_steps(computed_s)
             if not scenario.waits_for_layers:
-                yield from self._until_fresh(range(len(layers)))
-            if not (scenario.servers or scenario.waits_for_layers or scenario.mode == "sharded"):
-                self.pace = 1.0
-                yield self.compute(scenario.optimizer_s)
-            exchange.step_ended(self)
+                yield from self._until_fresh(layers)
+                if updates_alone:
+                    self.pace = 1.0
+                    yield self.compute(scenario.optimizer_s)
+            self.job.step_ended(self)
+
+    def _forward(self) -> Generator[Wait, None, float]:
+        """Computes forward, and waits for each layer that has no fresh weights yet.
+
+        Computing until the worker waits, or until a piece leaves, is one event, however many layers
+        are computed in it.
+
+        Returns:
+            The seconds of computing since the last wait. They belong to the next event.
+        """
+        seconds = self.scenario.fixed_s
+        for number, layer in enumerate(self.scenario.layers):
+            # No piece becomes stale before backward.
+            if self.is_stale(number):
+                yield self.compute(seconds)
+                yield from self._until_fresh([number])
+                seconds = 0.0
+            seconds += layer.forward_s
+        return seconds
+
+    def _backward(self, seconds: float) -> Process:
+        """Computes backward, and sends pieces as they become ready.
+
+        Args:
+            seconds: of computing before backward that no event has yet.
+        """
+        layers = self.scenario.layers
+        for number in reversed(range(len(layers))):
+            seconds += layers[number].backward_s
+            is_last = number == 0
+            if self.job.ready_at[number] or is_last:
+                yield self.compute(seconds)
+                self.job.gradient_ready(self, number)
+                seconds = 0.0
+
+    def _rest_of_local_steps(self, seconds: float) -> Process:
+        """Computes a round from its first backward on, and sends all pieces after the last step.
+
+        Args:
+            seconds: of computing before backward that no event has yet.
+        """
+        scenario = self.scenario
+        local_steps = scenario.local_steps
+        for layer in reversed(scenario.layers):
+            seconds += layer.backward_s
+        yield self.compute(
+            seconds + (local_steps - 1) * scenario.computing_s + local_steps * scenario.optimizer_s
+        )
+        for number in reversed(range(len(scenario.layers))):
+            self.job.gradient_ready(self, number)
 
     def compute(self, seconds: float) -> Wait:
-        """So many seconds at the usual pace."""
+        """Returns a wait for what takes so many seconds at the usual pace."""
         if self.scenario.on_processor:
             return partial(self.cores.work, seconds * self.pace, self.times * self.scenario.threads)
-        return partial(self.exchange.clock.after, seconds * self.pace)
+        return partial(self.job.loop.after, seconds * self.pace)
 
     def is_stale(self, layer: int) -> bool:
-        """Whether fresh weights of a layer are under way."""
-        return not self.stale.isdisjoint(self.exchange.pieces_of[layer])
+        """Returns whether fresh weights of a layer are under way."""
+        return not self.stale.isdisjoint(self.job.pieces_of[layer])
+
+    def waits_after(self, began: float) -> list[float]:
+        """Returns how long each step waited that ended after a time."""
+        steps = zip(self.ends, self.waited, strict=False)
+        return [waited for end, waited in steps if end > began]
 
     def _until_fresh(self, layers: Iterable[int]) -> Process:
-        began = self.exchange.clock.now
+        """Waits until all these layers have fresh weights."""
+        began = self.job.loop.now
+        self.waits_since = began
         for layer in layers:
             if self.is_stale(layer):
                 yield partial(self._await, layer)
-        self.waited[-1] += self.exchange.clock.now - began
+        self.waits_since = None
+        self.waited[-1] += self.job.loop.now - began
 
     def _await(self, layer: int, then: Then) -> None:
         self.awaited = layer, then
 
     def _begin_step(self) -> None:
-        """Take the next pace. Jitter is lognormal. Both that and steps that are slow at random come evenly from a drawn
-        beginning on, so that a few steps have their share of each.
+        """Sets the pace of the next step.
+
+        Jitter is lognormal. The quantiles of jitter, and steps that are slow at random, come evenly
+        from a drawn beginning on, so that a few steps have their share of both.
         """
-        local, slow = self.scenario.local_steps, self.scenario.slow
+        local_steps = self.scenario.local_steps
+        slow = self.scenario.slow
         self.step += 1
         self.waited.append(0.0)
         self.quantile = (self.quantile + GOLDEN) % 1
-        normal = NormalDist().inv_cdf(min(max(self.quantile ** (1 / self.among), 1e-9), 1 - 1e-9))
-        self.due += self.slow_steps
-        slow_steps = min(local, math.floor(self.due))
-        self.due -= slow_steps
-        slower = 1 + (slow.random_factor - 1) * slow_steps / local
-        self.pace = self.factor * math.exp(self.scenario.jitter / math.sqrt(local) * normal) * slower
+        quantile_of_slowest = self.quantile ** (1 / self.slowest_of)
+        normal = NormalDist().inv_cdf(min(max(quantile_of_slowest, 1e-9), 1 - 1e-9))
+        jitter = math.exp(self.scenario.jitter / math.sqrt(local_steps) * normal)
+        self.slow_due += self.slow_steps
+        slow_steps = min(local_steps, math.floor(self.slow_due))
+        self.slow_due -= slow_steps
+        slower = 1 + (slow.random_factor - 1) * slow_steps / local_steps
+        self.pace = self.factor * jitter * slower
 
 
 def expected_slow(share: float, steps: int, workers: int) -> float:
-    """Of so many steps, those that are slow of the worker who has most of them: the mean of the largest of so many
-    binomial numbers.
+    """Returns how many of some steps are slow for the worker with most slow steps.
+
+    This is the expected largest of so many binomial numbers.
+
+    Args:
+        share: the probability that a step is slow.
     """
     if not share:
         return 0.0

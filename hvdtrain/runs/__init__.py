@@ -1,1 +1,1 @@
-"""The run folder: claiming it, and what is in it: manifest, metrics, snapshots."""
+"""Run folders: who may write in one, the types of its files, and runs as values to compare."""

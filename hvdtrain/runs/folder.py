@@ -1,7 +1,9 @@
-"""The run folder: claiming it, so that nothing is overwritten, and writing its JSON files."""
+"""The run folder: claims, so that nothing is overwritten, and its JSON files."""
 
 import contextlib
+import difflib
 import json
+import os
 import shlex
 import shutil
 import stat
@@ -11,30 +13,43 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.config.untrusted import parse_toml, read_whole
-from hvdtrain.errors import Failure, UsageError
-from hvdtrain.system.locks import lock, unlock
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.config.untrusted import LARGEST_CONFIG, parse_toml, read_whole
+from hvdtrain.base.config.writing import write_whole
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import some_of
+from hvdtrain.base.system.locks import lock, unlock
 
 CONFIG = "config.toml"
-LEAST_DISK = 2**20  # bytes
+# Bytes. With less free space a failed job could probably not write.
+LEAST_DISK = 2**20
 
 
 def launch_folder(run: Path) -> Path:
-    """The folder beside a run's in which `launch` keeps what concerns the job: its log, its record, its scripts."""
+    """Returns the folder beside a run folder in which `launch` keeps its log, record and scripts.
+
+    Raises:
+        UsageError: the run folder is /, which has nothing beside it.
+    """
+    if not run.name:
+        raise UsageError(f"{run} is no run folder: name one that is in a folder")
     return run.with_name(f"{run.name}.launch")
 
 
 def leave_file(run: Path) -> Path:
-    """The file that asks a run's first worker to leave."""
+    """Returns the file that asks a run's first worker to leave when it exists."""
     return launch_folder(run) / "leave"
 
 
 def check_free(folder: Path, others_log: bool = False) -> None:
-    """UsageError where the folder holds anything already, or cannot be looked at.
+    """Checks that the folder is empty, or does not exist.
 
     Args:
-        others_log: the job's ranks on other hosts, which do not wait for the claim, may have begun logs/ in it.
+        others_log: allow logs/, which the job's ranks on other hosts may have begun: they do not
+            wait for the claim.
+
+    Raises:
+        UsageError: the folder holds something, or cannot be read.
     """
     try:
         if folder.is_file():
@@ -42,41 +57,86 @@ def check_free(folder: Path, others_log: bool = False) -> None:
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be used: {error.strerror}") from None
-    if names - ({"logs"} if others_log else set()):
-        what = "is not empty"
-        if is_begun(folder):
-            what = "holds a run, which --resume goes on with"
-        elif (folder / "runs").is_dir():
-            what = f"holds a comparison, which `hvdtrain report {folder}` shows"
-        raise UsageError(f"--out {folder} {what}: choose another folder, or remove it yourself")
+    if others_log:
+        names -= {"logs"}
+    if not names:
+        return
+    state = "is not empty"
+    if is_begun(folder):
+        state = "holds a run, which --resume goes on with"
+    elif (folder / "runs").is_dir():
+        state = f"holds a comparison, which `hvdtrain report {folder}` shows"
+    raise UsageError(f"--out {folder} {state}: choose another folder, or remove it yourself")
 
 
 def refuse_links(folder: Path) -> None:
-    """UsageError where a run folder, or the one beside it that `launch` writes in, has a symbolic link or a FIFO: a
-    stranger may have made it, to have a file of this user's written over, or a job wait for ever.
+    """Checks that a run folder and its launch folder hold regular files and folders alone.
+
+    A stranger may have made a symbolic link, so that a file of this user is overwritten, or a FIFO,
+    so that a job waits for ever.
+
+    Raises:
+        UsageError: they hold anything else.
     """
-    of_launch = launch_folder(folder)
-    for path in [*folder.rglob("*"), of_launch, *of_launch.rglob("*")]:
-        with contextlib.suppress(FileNotFoundError):  # another `launch` may remove its lock
+    beside = launch_folder(folder)
+    for path in [*folder.rglob("*"), beside, *beside.rglob("*")]:
+        try:
             mode = path.lstat().st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                kind = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
-                raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
+        except FileNotFoundError:  # another `launch` may remove its lock
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
+            raise UsageError(f"{path} is {kind}, which no run has: remove it, if the run is yours")
+
+
+def refuse_others(*folders: Path) -> None:
+    """Checks that no other user may write in the folders, and so choose what is read there and run.
+
+    A folder is this user's if a file that this process creates there has the same owner, also on a
+    file system that maps root to nobody. Members of this user's primary group count as this user,
+    whose umask may be 002. Folders that do not exist are skipped.
+
+    Raises:
+        UsageError: a folder is another user's, or others may write in it.
+    """
+    for path in folders:
+        try:
+            status = path.stat()
+            with tempfile.TemporaryFile(dir=path) as file:
+                user = os.fstat(file.fileno()).st_uid
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise unwritable(path, error) from None
+        if status.st_uid != user:
+            raise UsageError(
+                f"--out: {path} is another user's, who could change what runs: choose another"
+            )
+        others = stat.S_IWOTH
+        if status.st_gid != os.getegid():
+            others |= stat.S_IWGRP
+        if status.st_mode & others:
+            remedy = f"`chmod go-w {shlex.quote(str(path))}`, or choose another"
+            raise UsageError(
+                f"--out: other users may write in {path}, and change what runs: {remedy}"
+            )
 
 
 def check_writable(folder: Path) -> None:
-    """UsageError where the folder cannot be made, or nothing be written there; if it is not there, it is not then."""
-    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    """Checks that the folder, or the nearest folder above it that exists, can be written in.
+
+    All ranks ask this at once, and any of them may be killed meanwhile. So nothing is created that
+    has a name.
+
+    Raises:
+        UsageError: it cannot.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         raise unwritable(folder, error) from None
-    finally:
-        for parent in made:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
 
 
 def unwritable(folder: Path, error: OSError) -> UsageError:
@@ -89,57 +149,104 @@ def in_use(folder: Path, why: str, error: BlockingIOError) -> UsageError:
 
 
 def name_one_of(folder: Path) -> str:
-    """The end of an error about a folder that is no run's: which of those in it to name; empty where it has none."""
-    within = sorted(file.parent for file in [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"runs/*/{CONFIG}")])
-    return f"; name one of the runs in it, such as {within[0]}" if within else ""
+    """Returns the end of an error about a folder that is no run folder, but may hold some.
+
+    The end names one of the runs in the folder. It is empty if there are none.
+    """
+    configs = [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"runs/*/{CONFIG}")]
+    if not configs:
+        return ""
+    return f"; name one of the runs in it, such as {min(file.parent for file in configs)}"
+
+
+def check_can_resume(folder: Path, begins: bool) -> None:
+    """Checks that a folder has a run to go on with, or is one where a run is meant to begin.
+
+    Args:
+        begins: whether options are given with which a run can begin.
+
+    Raises:
+        UsageError: the folder's name is probably mistyped. The message names runs beside it.
+    """
+    if is_begun(folder):
+        return
+    beside = [path.parent for path in folder.parent.glob(f"*/{CONFIG}")]
+    similar = difflib.get_close_matches(folder.name, [run.name for run in beside], n=3)
+    if begins and not (similar and not folder.exists()):
+        return
+    runs = [str(folder.parent / name) for name in similar] or sorted(map(str, beside))
+    named = f": there is {some_of(runs, 3)}" if runs else ""
+    is_free = not folder.is_dir() or not any(folder.iterdir())
+    advice = "; to begin one there, leave out --resume" if is_free else f": it has no {CONFIG}"
+    raise UsageError(
+        f"--resume: there is no run in {folder} to go on with{name_one_of(folder) or named}{advice}"
+    )
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a run was begun in the folder."""
+    """Returns whether a run was begun in the folder."""
     return (folder / CONFIG).is_file()
 
 
 def how_to_go_on(folder: Path, command: str) -> str:
-    """What to type where a run was ended: `launch` or `train` goes on with it."""
+    """Returns what to type to continue a run that was ended.
+
+    Args:
+        command: `launch` or `train`.
+    """
     resume = f"`hvdtrain {command} --resume --out {shlex.quote(str(folder))}`"
-    if (step := last_saved_step(folder)) is not None:
+    step = last_saved_step(folder)
+    if step is not None:
         return f"{resume} goes on after step {step}"
-    remedy = f"{resume} begins it again" if is_begun(folder) else "give the same command again"
-    return f"nothing had been saved: {remedy}"
+    if is_begun(folder):
+        return f"nothing had been saved: {resume} begins it again"
+    return "nothing had been saved: give the same command again"
 
 
 def has_full_disk(folder: Path) -> bool:
-    """Whether a job that failed could probably not write there."""
+    """Returns whether the disk is so full that a job probably failed by it."""
     return shutil.disk_usage(folder).free < LEAST_DISK
 
 
 def last_saved_step(folder: Path) -> int | None:
-    """The step of a run's last snapshot, which may be damaged; None where there is none."""
-    steps = [int(path.name[5:]) for path in (folder / "snapshots").glob("step-*") if path.name[5:].isdecimal()]
-    return max(steps, default=None)
+    """Returns the step of a run's last snapshot, which may be damaged; None if there is none."""
+    names = [path.name for path in (folder / "snapshots").glob("step-*")]
+    numbers = [name.removeprefix("step-") for name in names]
+    return max((int(number) for number in numbers if number.isdecimal()), default=None)
 
 
-def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: bool, resuming: bool) -> None:
-    """Make the run folder this job's, as long as this process lives. Of two jobs that want it, one gets a UsageError.
+def claim(
+    folder: Path, config: RunConfig, workers: int, job: str, others_log: bool, resuming: bool
+) -> None:
+    """Claims the run folder for this job, as long as this process lives, and writes config.toml.
 
     Args:
-        resuming: go on with the run that is there.
+        job: the job's name, by which other ranks recognise the claim.
+        others_log: see check_free.
+        resuming: whether the job continues the run in the folder.
+
+    Raises:
+        UsageError: the folder is not free, is unsafe, or another job has claimed it. Of two jobs
+            that claim it at once, one succeeds.
     """
+    refuse_others(folder)
     if resuming:
         refuse_links(folder)
     else:
         check_free(folder, others_log)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock(folder / CONFIG)  # until this process ends, however it does
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o755, exist_ok=True)
+        lock(folder / CONFIG)  # the system releases it when this process ends
         if not resuming and (folder / CONFIG).stat().st_size:
-            raise BlockingIOError  # it was another's meanwhile
+            raise BlockingIOError  # another job has come first
     except BlockingIOError as error:
         raise in_use(folder, "another job has claimed it, and is at work there", error) from None
     except OSError as error:
         raise unwritable(folder, error) from None
     (folder / "snapshots").mkdir(exist_ok=True)
-    # Replaced whole, by a file that is locked too: a rank that begins now reads what was there, or this.
+    # The file is replaced as a whole, by one that is locked too. A rank that begins now reads the
+    # old file or the new one.
     new = folder / f"{CONFIG}.part"
     config.write(new, workers=workers, job=job)
     lock(new, replaces=True)
@@ -147,25 +254,32 @@ def claim(folder: Path, config: RunConfig, workers: int, job: str, others_log: b
 
 
 def hold(folder: Path) -> None:
-    """Go on holding a claimed folder, if whoever has claimed it is lost, as long as this process lives."""
-    with contextlib.suppress(OSError):  # it is this process's, or that of one that has only just been lost
+    """Takes over the claim of a process that was lost, as long as this process lives."""
+    # This process may hold the lock already, or the system may not have released it yet.
+    with contextlib.suppress(OSError):
         lock(folder / CONFIG)
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether a job is at work in the folder, as far as this host's locks tell."""
+    """Returns whether a job is at work in the folder, as far as this host's locks tell."""
     try:
         if is_begun(folder):
             with locked(folder / CONFIG):
-                pass
-    except OSError as error:  # or it is one that nobody may open
-        return isinstance(error, BlockingIOError)
+                return False
+    except BlockingIOError:
+        return True
+    except OSError:  # this user may not open the file
+        return False
     return False
 
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold the file's lock. BlockingIOError where another process does."""
+    """Holds the file's lock within the block.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
     held = lock(file)
     try:
         yield
@@ -173,19 +287,25 @@ def locked(file: Path) -> Iterator[None]:
         unlock(held)
 
 
-def wait_for_claim(folder: Path, job: str, seconds: float) -> None:
-    """Return when the job's first worker has claimed the folder; Failure if it does not within the time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
-            if parse_toml(read_whole(folder / CONFIG).decode()).get("job") == job:
-                return
+def wait_for_claim(folder: Path, job: str) -> None:
+    """Blocks until the job's first worker has claimed the folder.
+
+    It has claimed it by the time that all ranks have met. If it fails before, the starter ends this
+    rank.
+    """
+    while _job_in(folder) != job:
         time.sleep(0.05)
-    raise Failure(f"the first worker did not claim {folder} within {seconds:.0f} s")
+
+
+def _job_in(folder: Path) -> str | None:
+    """Returns the job that has claimed the folder; None if config.toml does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        config = parse_toml(read_whole(folder / CONFIG, LARGEST_CONFIG).decode())
+        job: str | None = config.get("job")
+        return job
+    return None
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write whole or not at all: readers may look at any moment."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(values, indent=2) + "\n")
-    unfinished.replace(path)
+    """Writes the file as a whole or not at all, since readers may look at any moment."""
+    write_whole(path, json.dumps(values, indent=2) + "\n")

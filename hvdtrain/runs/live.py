@@ -1,19 +1,30 @@
-"""How far a run is, from the metrics that its workers write while they train."""
+"""The progress of a run, from the metrics that its workers write while they train."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config.untrusted import parse_json, regular
+from hvdtrain.base.config.untrusted import parse_json, regular
 
-WARM_UP = 5  # steps of a worker after each start of a run, slower than all others: apart from the percentiles
-WARM_UP_S, WARM_UP_SHARE = 1.0, 0.6  # see warm_up_s
-TAIL = 2**15  # bytes at the end of a file that are looked at: a hundred steps
+# A worker's first steps after each start of a run. They are slower than all others, and percentiles
+# leave them out.
+WARM_UP = 5
+# The warm-up of a sprint, at least in seconds and as a share: see warm_up_s.
+WARM_UP_S = 1.0
+WARM_UP_SHARE = 0.6
+# Bytes that are read at the end of a file: some hundred steps.
+TAIL = 2**15
+_FIGURES = ("step", "epoch", "time", "samples")
 
 
 def warm_up_s(sprint: float) -> float:
-    """Seconds of training that a sprint of so many does not count, nor WARM_UP steps: steps become faster for some
-    seconds, as processes settle on cores and in memory.
+    """Returns the seconds of training that a sprint does not count, beside WARM_UP steps.
+
+    Steps become faster for some seconds, as processes settle on cores and in memory.
+
+    Args:
+        sprint: the sprint's length in seconds.
     """
     return max(WARM_UP_S, WARM_UP_SHARE * sprint)
 
@@ -23,31 +34,47 @@ def metrics_file(folder: Path, rank: int) -> Path:
 
 
 def last_steps(file: Path, tail: int = TAIL) -> list[dict[str, Any]]:
-    """The last steps in a worker's metrics; none where there are none yet. A line that is being written is left out."""
+    """Returns the last steps in a worker's metrics, without a line that is being written.
+
+    Args:
+        tail: how many bytes are read at the file's end.
+    """
     try:
-        with regular(file).open("rb") as lines:
-            begin = max(0, lines.seek(0, 2) - tail)
-            lines.seek(begin)
-            text = lines.read()
+        with regular(file).open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            begin = max(0, size - tail)
+            stream.seek(begin)
+            text = stream.read()
     except OSError:
         return []
-    whole = text[: text.rfind(b"\n") + 1].split(b"\n")[1 if begin else 0 : -1]
+    lines = text.split(b"\n")[:-1]  # what follows the last newline is being written
+    if begin:
+        lines = lines[1:]  # the first line was cut
     steps = []
-    for line in whole:
+    for line in lines:
         try:
             row = parse_json(line)
-            if all(isinstance(row[name], (int, float)) for name in ("step", "epoch", "time", "samples")):
+            if all(isinstance(row[name], (int, float)) for name in _FIGURES):
                 steps.append(row)
-        except (ValueError, KeyError, TypeError):  # another program's
+        except (ValueError, KeyError, TypeError):  # another program wrote the line
             continue
     return steps
 
 
 def samples_per_s(workers: Iterable[list[dict[str, Any]]]) -> float | None:
-    """Samples of all workers a second of training, from the last steps of each; None where that is not known yet."""
-    rates = [
-        sum(row["samples"] for row in steps[1:]) / (steps[-1]["time"] - steps[0]["time"])
-        for steps in workers
-        if len(steps) > 1 and steps[-1]["time"] > steps[0]["time"]
-    ]
+    """Returns the throughput of all workers over the last steps of each.
+
+    Args:
+        workers: each worker's last steps.
+
+    Returns:
+        Samples per second of training; None if it is not known yet.
+    """
+    rates = []
+    for steps in workers:
+        if len(steps) < 2:
+            continue
+        seconds = steps[-1]["time"] - steps[0]["time"]
+        if seconds > 0:
+            rates.append(sum(row["samples"] for row in steps[1:]) / seconds)
     return sum(rates) if rates else None

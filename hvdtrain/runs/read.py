@@ -1,4 +1,4 @@
-"""Run folders as values: what each job wrote, and whether it finished."""
+"""Runs as values: what is in a run folder's files, and whether the job finished."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,37 +7,58 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hvdtrain import modes
-from hvdtrain.config.run_config import WIRES
-from hvdtrain.errors import UsageError
-from hvdtrain.formatting import with_noun
+from hvdtrain.base import modes
+from hvdtrain.base.config.run_config import WIRES
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import with_noun
 from hvdtrain.runs.folder import name_one_of
-from hvdtrain.runs.schema import Manifest, RunStart, Step, Summary, UnreadableFile, read, read_steps
+from hvdtrain.runs.launched import Launched
+from hvdtrain.runs.membership_log import LEFT
+from hvdtrain.runs.schema import (
+    Manifest,
+    RunStart,
+    Step,
+    Summary,
+    UnreadableFile,
+    find,
+    read,
+    read_steps,
+)
 
 T = TypeVar("T")
 _RUN_FILES = ("manifest.json", "summary.json", "config.toml")
 
 
 class Kind(NamedTuple):
-    """What is compared. Runs of the same kind are repeats of each other.
+    """One of the configurations that are compared. Runs of the same kind are repeats.
 
     Attributes:
-        variant: the options of the mode and of its messages that are not as they are by default: `zmq`, `backup 1`; of
-            one process, first what it computed with: `2 cores`, `1 of 2 cores`, `GPU`.
+        variant: the options of the mode and of its messages that are not at their defaults, as
+            `zmq` or `backup 1`. For one process, first the hardware that it computed with, as
+            `2 cores`, `1 of 2 cores` or `GPU`.
+        one_machine: whether it is a ring on one host in a comparison over several hosts, where it
+            stands for one machine.
     """
 
     mode: str
     workers: int
     servers: int
     variant: str = ""
+    one_machine: bool = False
 
     @property
     def family(self) -> str:
-        """Which answer it stands for; empty for one process that had a part of its machine, scaling's baseline."""
+        """The family of modes for which the kind competes.
+
+        It is empty for one process on a part of its machine, which is the baseline of scaling.
+        """
+        if self.one_machine:
+            return modes.ONE_MACHINE
         if self.mode not in modes.names():
             return modes.SERVERS if self.servers else modes.RING
         family = modes.declared(self.mode).family
-        return "" if family == modes.ONE_MACHINE and " of " in self.variant else family
+        had_part_of_machine = " of " in self.variant
+        return "" if family == modes.ONE_MACHINE and had_part_of_machine else family
 
     @property
     def is_distributed(self) -> bool:
@@ -45,35 +66,48 @@ class Kind(NamedTuple):
 
     @property
     def label(self) -> str:
-        """`one machine, 2 cores`, `allreduce ×2`, `ps-sync ×2+1, zmq` (two workers and one server)."""
-        size = f"{self.mode} ×{self.workers}" + (f"+{self.servers}" if self.servers else "")
-        if self.family in (modes.ONE_MACHINE, ""):
-            size = modes.ONE_MACHINE if self.family else "one process"
+        """The kind in words.
+
+        For example `one process, 2 cores`, `allreduce ×2`, `allreduce ×2 on one host`, or
+        `ps-sync ×2+1, zmq` for two workers and one server.
+        """
+        if not self.is_distributed and not self.one_machine:
+            size = "one process"
+        elif self.servers:
+            size = f"{self.mode} ×{self.workers}+{self.servers}"
+        else:
+            size = f"{self.mode} ×{self.workers}"
+        if self.one_machine:
+            size += " on one host"
         return ", ".join(filter(None, [size, self.variant]))
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sorts one process first, then rings, then parameter servers, each by size."""
+        """A key that sorts one machine first, then rings, then parameter servers, each by size."""
         names = modes.names()
-        return (names.index(self.mode) if self.mode in names else len(names), *self)
+        place = names.index(self.mode) if self.mode in names else len(names)
+        return (self.is_distributed, place, *self)
 
 
-_UNREAD, _NO_SUMMARY = Manifest(mode="unread", workers=1, servers=0, repeat=0), Summary()
+_UNREAD = Manifest(mode="unread", workers=1, servers=0, repeat=0)
+_NO_SUMMARY = Summary()
 
 
 @dataclass(frozen=True)
 class Run:
-    """One job's folder.
+    """One job, as its run folder tells it.
 
     Attributes:
-        manifest, summary: its files; without a figure where they could not be read.
-        problem: why the run is left out of tables (it failed, it was killed), or empty.
+        manifest, summary: the folder's files, with defaults if they could not be read.
+        problem: why tables leave the run out, such as that it failed or was killed; else empty.
+        one_machine: see Kind. It depends on the comparison that the run is in.
     """
 
     folder: Path
     manifest: Manifest = _UNREAD
     summary: Summary = _NO_SUMMARY
     problem: str = ""
+    one_machine: bool = False
 
     @property
     def name(self) -> str:
@@ -87,33 +121,66 @@ class Run:
     def kind(self) -> Kind:
         manifest = self.manifest
         variant = ", ".join(_option_words(name, value) for name, value in manifest.options.items())
-        kind = Kind(manifest.mode, manifest.workers, manifest.servers, variant)
-        if kind.family != modes.ONE_MACHINE:
+        kind = Kind(manifest.mode, manifest.workers, manifest.servers, variant, self.one_machine)
+        if self.one_machine or kind.family != modes.ONE_MACHINE:
             return kind
-        return kind._replace(variant=", ".join(filter(None, [_computed_with(manifest), variant])))
+        parts = filter(None, [_computed_with(manifest), variant])
+        return kind._replace(variant=", ".join(parts))
+
+    @property
+    def hosts_used(self) -> int:
+        """How many hosts it ran on."""
+        return max(1, len(self.manifest.hardware.hosts))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the workers computed on GPUs."""
+        return (self.manifest.device or "").startswith("cuda")
 
     @property
     def local_steps(self) -> int:
-        """From one exchange of all weights to the next."""
+        """The number of steps from one exchange of all weights to the next."""
         return self._number("local_steps")
 
     @property
     def fragments(self) -> int:
-        """In so many parts all weights are exchanged."""
+        """The number of parts in which all weights are exchanged."""
         return self._number("fragments")
 
     @property
     def wire(self) -> str:
-        """What carried servers' messages."""
+        """The wire that carried servers' messages."""
         return str(self.manifest.options.get("wire", WIRES[0]))
 
+    @property
+    def spins(self) -> bool:
+        """Whether processes spin while they wait, as with MPI.
+
+        Then processor time does not tell what messages cost.
+        """
+        return self.manifest.backend == "horovod-mpi"
+
+    @property
+    def waits_for_layers(self) -> bool:
+        """Whether a layer's forward waits for the layer's weights, and no step waits for all."""
+        if self.manifest.compile or self.local_steps > 1:
+            return False
+        if self.manifest.wait_for is None and self.kind.mode in modes.names():
+            return modes.declared(self.kind.mode).wait_for[:1] == ("layer",)
+        return self.manifest.wait_for == "layer"
+
     def _number(self, option: str) -> int:
-        """The value of an option of the mode that is a number from 1, by default 1."""
+        """Returns the value of an option of the mode that is a number from 1; 1 by default."""
         value = self.manifest.options.get(option)
-        return value if isinstance(value, int) and value > 0 else 1
+        return value if isinstance(value, int) and 0 < value <= 10**6 else 1
 
     def read_steps(self) -> tuple[dict[str, list[Step]], list[str]]:
-        """The steps of each `rankN` from its metrics, and what is missing or was left out, a line each."""
+        """Reads the steps of each worker from its metrics.
+
+        Returns:
+            The steps of each `rankN`, and a note for each file that is missing or in which lines
+            are unreadable.
+        """
         ranks: dict[str, list[Step]] = {}
         notes = []
         for path in sorted(self.folder.glob("metrics.rank*.jsonl")):
@@ -122,9 +189,13 @@ class Run:
             if unreadable:
                 notes.append(f"{self.name}: unreadable lines of {path.name} left out: {unreadable}")
         first = self.kind.servers
-        files = [f"metrics.{rank}.jsonl" for n in range(self.kind.workers) if (rank := f"rank{first + n}") not in ranks]
-        if files:
-            notes.append(f"{self.name}: the steps of some workers are missing: there is no {', '.join(files)}")
+        workers = [f"rank{rank}" for rank in range(first, first + self.kind.workers)]
+        missing = [f"metrics.{worker}.jsonl" for worker in workers if worker not in ranks]
+        if missing:
+            notes.append(
+                f"{self.name}: the steps of some workers are missing: "
+                f"there is no {', '.join(missing)}"
+            )
         return ranks, notes
 
 
@@ -132,71 +203,110 @@ def _option_words(name: str, value: Any) -> str:
     words = name.replace("_", " ")
     if isinstance(value, bool):
         return words if value else f"no {words}"
-    return value if isinstance(value, str) and value != "none" else f"{words} {value}"
+    if isinstance(value, str) and value != "none":
+        return value
+    return f"{words} {value}"
 
 
 def _computed_with(manifest: Manifest) -> str:
-    """The part of its machine that one process had; empty where that was not recorded."""
-    threads, cores = manifest.threads_per_worker, manifest.hardware.cores_usable or manifest.hardware.cores
+    """Returns the part of its machine that one process had; empty if that was not recorded."""
     if (manifest.device or "").startswith("cuda"):
         return "GPU"
-    if not threads or not cores or threads >= cores:
-        return with_noun(min(threads, cores or threads), "core") if threads else ""
+    threads = manifest.threads_per_worker
+    cores = manifest.hardware.cores_usable or manifest.hardware.cores
+    if not threads:
+        return ""
+    if not cores:
+        return with_noun(threads, "core")
+    if threads >= cores:
+        return with_noun(min(threads, cores), "core")
     return f"{threads} of {with_noun(cores, 'core')}"
 
 
 def load_run(folder: Path) -> Run:
-    """Read a run folder. A run that failed or was killed is a Run with a `problem`.
+    """Reads a run folder. A run that failed or was killed is a Run with a `problem`.
 
     Raises:
-        UsageError: it is no run folder, or its manifest cannot be read; it says what is missing.
+        UsageError: the folder is no run folder, or its manifest cannot be read. The message says
+            what is missing.
     """
+    if not folder.exists():
+        raise UsageError(f"there is no folder {folder}")
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}")
+        raise UsageError(f"{folder} is not a folder")
     try:
         manifest = read(folder, Manifest)
     except UnreadableFile as error:
-        raise UsageError(f"{folder} is no readable run folder: {error}{name_one_of(folder)}") from None
+        raise UsageError(
+            f"{folder} is no readable run folder: {error}{name_one_of(folder)}"
+        ) from None
     try:
         summary = read(folder, Summary)
     except UnreadableFile as error:
         return Run(folder, manifest, problem=f"the run has not finished: {error}")
-    problem, present = "", {life.rank for life in summary.membership if not life.why}
+    return Run(folder, manifest, summary, _problem(manifest, summary))
+
+
+def _problem(manifest: Manifest, summary: Summary) -> str:
+    """Returns why a run with a summary is left out of tables; empty if it is not."""
     if summary.status != "done":
-        problem = f"the run ended with status {summary.status!r}"
-    elif lost := [rank for rank in summary.lost_workers if rank not in present]:  # and did not come back
-        problem = f"it finished without ranks {lost}, which died on the way"
-    elif sum(not life.why for life in summary.membership) > manifest.workers:
-        problem = f"more than its {with_noun(manifest.workers or 0, 'worker')} were there at the end: others had joined"
-    else:
-        problem = resumed_otherwise(manifest)
-    return Run(folder, manifest, summary, problem)
+        return f"the run ended with status {summary.status!r}"
+    gone = _gone(summary)
+    if gone:
+        return f"it finished without {gone}"
+    present = sum(not life.why for life in summary.membership)
+    if present > manifest.workers:
+        workers = with_noun(manifest.workers or 0, "worker")
+        return f"more than its {workers} were there at the end: others had joined"
+    return resumed_otherwise(manifest)
+
+
+def _gone(summary: Summary) -> str:
+    """Returns which workers were not there at the end, and why; empty if all were there."""
+    # The reason why the last life of each rank has ended.
+    reasons = dict.fromkeys(summary.lost_workers, "lost")
+    reasons |= {life.rank: life.why for life in summary.membership}
+    left = [rank for rank, why in reasons.items() if why == LEFT]
+    died = [rank for rank, why in reasons.items() if why not in ("", LEFT)]
+    phrases = []
+    if died:
+        phrases.append(f"ranks {died}, which died on the way")
+    if left:
+        phrases.append(f"ranks {left}, which left on the way")
+    return ", and ".join(phrases)
 
 
 def resumed_otherwise(manifest: Manifest) -> str:
-    """That a run was not started in the same way each time, and in which; empty where it was."""
-    told = []
-    for field in (name for name in RunStart.__struct_fields__ if name != "after_step"):
-        values = list(dict.fromkeys(_start_words(getattr(start, field)) for start in manifest.parts))
+    """Returns what differs between the starts of a resumed run; empty if nothing does."""
+    changes = []
+    for field in RunStart.__struct_fields__:
+        if field == "after_step":
+            continue
+        values = dict.fromkeys(_start_words(getattr(start, field)) for start in manifest.parts)
         if len(values) > 1:
-            told.append(f"{field.replace('_', ' ')} {', then '.join(values)}")
-    return f"it was resumed in another way: {'; '.join(told)}" if told else ""
+            changes.append(f"{field.replace('_', ' ')} {', then '.join(values)}")
+    return f"it was resumed in another way: {'; '.join(changes)}" if changes else ""
 
 
 def _start_words(value: Any) -> str:
+    if value is None:
+        return "not recorded"
     if isinstance(value, dict):  # the ranks of each host
         return ", ".join(f"{name} ({' '.join(map(str, ranks))})" for name, ranks in value.items())
-    return "not recorded" if value is None else str(value)
+    return str(value)
 
 
 def find_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in these folders, each once, in order of kind and repeat.
+    """Returns the runs in these folders, each once, in order of kind and repeat.
 
-    A path is a run folder, a folder of run folders, or what `hvdtrain compare` made (runs in `runs/`). An unreadable
-    run is a Run with a `problem` if it was found in a folder of runs, and an error if the path names it.
+    An unreadable run is a Run with a `problem` if it was found in a folder of runs.
+
+    Args:
+        paths: run folders, folders of run folders, or folders of `hvdtrain compare`, which have
+            their runs in `runs/`.
 
     Raises:
-        UsageError: a path that holds no run.
+        UsageError: a path holds no run, or names an unreadable one.
     """
     runs: dict[Path, Run] = {}
     for path in paths:
@@ -204,28 +314,36 @@ def find_runs(paths: Iterable[Path]) -> list[Run]:
             runs.setdefault(path.resolve(), load_run(path))
             continue
         inner = path / "runs" if (path / "runs").is_dir() else path
-        folders = [f for f in sorted(inner.glob("[!.]*")) if f.is_dir() and _is_run(f)]
+        visible = sorted(inner.glob("[!.]*"))
+        folders = [entry for entry in visible if entry.is_dir() and _is_run(entry)]
         if not folders:
-            files = ", ".join(_RUN_FILES[:2])
-            raise UsageError(f"no run in {path}: a run folder holds {files} and metrics.rank0.jsonl")
+            raise UsageError(
+                f"no run in {path}: a run folder holds manifest.json, summary.json "
+                "and metrics.rank0.jsonl"
+            )
         for folder in folders:
             try:
                 run = load_run(folder)
             except UsageError as error:
                 run = Run(folder, problem=str(error))
             runs.setdefault(folder.resolve(), run)
-    return sorted(runs.values(), key=lambda run: (run.manifest is _UNREAD, run.kind.order, run.manifest.repeat))
+    return sorted(runs.values(), key=_order)
+
+
+def _order(run: Run) -> tuple[Any, ...]:
+    is_unread = run.manifest is _UNREAD
+    return (is_unread, run.kind.order, run.manifest.repeat)
 
 
 def finished_by_kind(runs: Sequence[Run]) -> dict[Kind, list[Run]]:
-    """The finished runs by kind, kinds in display order and runs in order of repeat."""
+    """Returns the finished runs by kind: kinds in display order, runs in order of repeat."""
     finished = (run for run in runs if run.is_finished)
     ordered = sorted(finished, key=lambda run: (run.kind.order, run.manifest.repeat, run.name))
     return grouped(ordered, lambda run: run.kind)
 
 
 def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """Those with the same key, by that, in their order."""
+    """Returns the values by key, in their order."""
     groups: dict[Any, list[T]] = {}
     for value in values:
         groups.setdefault(key(value), []).append(value)
@@ -233,10 +351,23 @@ def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 def display_names(runs: Sequence[Run]) -> dict[Path, str]:
-    """What to call each run, by folder: the folder's name, or its whole path where several have that name."""
+    """Returns a name for each run, by folder.
+
+    It is the folder's name, or the whole path if several folders have that name.
+    """
     count = Counter(run.name for run in runs)
     return {run.folder: run.name if count[run.name] == 1 else str(run.folder) for run in runs}
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / file).exists() for file in _RUN_FILES) or any(folder.glob("metrics.rank*.jsonl"))
+    if any((folder / file).exists() for file in _RUN_FILES):
+        return True
+    return any(folder.glob("metrics.rank*.jsonl"))
+
+
+def last_launch(run: Path) -> Launched | None:
+    """Returns how the job of a run folder was launched last; None if its manifest does not say."""
+    manifest = find(run, Manifest)
+    if manifest and manifest.launch and manifest.launch.launcher:
+        return manifest.launch
+    return None

@@ -1,8 +1,8 @@
-"""What stands in the files of a run folder, as types: manifest.json, summary.json and the lines of metrics.rank*.jsonl.
-These are the fields that something reads.
+"""Types of the files in a run folder: manifest.json, summary.json and lines of metrics.rank*.jsonl.
 
-Any program may have written them: a field that is missing, or null, has its default, and one of another type is an
-UnreadableFile. A test holds the writers, `runs/manifest.py` and `rank/summary.py`, to these fields.
+They have the fields that something reads. Any program may have written the files: a field that is
+missing, or null, has its default, and a field of another type is an UnreadableFile. A test holds
+the writers, `job/recording/manifest.py` and `job/rank/summary.py`, to these fields.
 """
 
 import contextlib
@@ -13,22 +13,29 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, Struct, ValidationError, convert, field, structs
 from msgspec import json as fast_json
 
-from hvdtrain.config.untrusted import parse_json, read_whole
-from hvdtrain.coordination.membership_log import membership_file
+from hvdtrain.base.config.untrusted import (
+    LARGEST_DOCUMENT,
+    MOST_RANKS,
+    parse_json,
+    read_lines,
+    read_whole,
+)
 from hvdtrain.runs.launched import Launched
+from hvdtrain.runs.membership_log import membership_file
 
 Count = Annotated[int, Meta(ge=0, lt=10**12)]
+Ranks = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
 Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
 Share = Annotated[float, Meta(ge=0, le=1)]
-Loss = float  # NaN and infinity are losses: training diverged, and the file is not at fault
+Loss = float  # may be NaN or infinite: then training diverged, and the file is in order
 
 
 class UnreadableFile(Exception):
-    """What is wrong with a file of a run folder."""
+    """Says what is wrong with a file of a run folder."""
 
 
 class Machine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a host has."""
+    """The hardware of a host."""
 
     cpu: str | None = None
     cores: Count | None = None
@@ -36,38 +43,44 @@ class Machine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_gb: Figure | None = None
     gpus: list[str] = []
 
+    @property
+    def available_cores(self) -> float | None:
+        """The cores that a job may use; all cores if that was not recorded, None if none were."""
+        return self.cores if self.cores_usable is None else self.cores_usable
+
 
 class Hardware(Machine, frozen=True, kw_only=True):
-    """What the first worker's host has; `hosts` are the names of all of the job's."""
+    """The hardware of the first worker's host, and the names of all of the job's hosts."""
 
     hosts: list[str] = []
 
 
 class Host(Machine, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of one host of the job; see world.host.describe."""
+    """One host of the job; see world.host.describe."""
 
     ranks: list[Count] = []
+    machine: str = ""
     threads_per_worker: Count | None = None
     versions: dict[str, str] = {}
     environment: dict[str, str] = {}
 
 
 class RunStart(Struct, frozen=True, kw_only=True):
-    """How and where the run was computed after one of its starts."""
+    """How and where a run was computed after one of its starts."""
 
     after_step: Count = 0
     mode: str | None = None
-    workers: Count | None = None
-    servers: Count | None = None
+    workers: Ranks | None = None
+    servers: Ranks | None = None
     threads_per_worker: Count | None = None
     device: str | None = None
     backend: str | None = None
     interface: str | None = None
-    hosts: dict[str, list[Count]] | None = None  # the ranks on each
+    hosts: dict[str, list[Count]] | None = None  # the ranks on each host
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """What was measured between two hosts before training."""
+    """The throughput from one host to another, measured before training."""
 
     sender: str = field(name="from")
     receiver: str = field(name="to")
@@ -75,31 +88,45 @@ class Link(Struct, frozen=True, kw_only=True):
 
 
 class Network(Struct, frozen=True, kw_only=True):
-    """The links between the job's hosts, both ways."""
+    """The links between the job's hosts, in both directions."""
 
     pairs: list[Link] = []
 
 
 class Slow(Struct, frozen=True, kw_only=True):
-    """How workers were made slow: what was asked for, and by worker how many times as long each computed."""
+    """How workers were slowed down on purpose.
+
+    Attributes:
+        asked: the value of --slow.
+        achieved: how many times as long each worker computed.
+    """
 
     asked: str = "none"
     achieved: dict[str, Figure] = {}
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
-    """Everything needed to repeat a run, and to tell whether two runs may be compared: manifest.json."""
+class BadImages(Struct, frozen=True, kw_only=True):
+    """Damaged images that --skip-bad left out: how many, and the first of their names."""
 
-    # A mode's name goes to the terminal, where control characters would be obeyed.
+    count: Count
+    first: tuple[str, ...] = ()
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """A manifest.json: all that is needed to repeat a run, and to judge whether runs compare."""
+
+    # The mode's name is printed to the terminal, which would obey control characters.
     mode: Annotated[str, Meta(pattern=r"\A[\w-]+\Z")]
-    workers: Annotated[int, Meta(ge=1, lt=10**12)]
-    servers: Count
+    workers: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    servers: Ranks
     repeat: Count
     hvdtrain: str | None = None
     processes: Count | None = None
     threads_per_worker: Count | None = None
     model: str | None = None
     model_hash: str | None = None
+    script: str | None = None  # a user's own loop; None for ours
+    script_args: str | None = None
     batch_norm: bool | None = None
     dropout_layers: bool | None = None
     parameters: Count | None = None
@@ -118,6 +145,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     train_samples: Count | None = None
     validation_samples: Count | None = None
     classes: Count | None = None
+    class_names: tuple[str, ...] | None = None
+    bad_images: BadImages | None = None
     initial_weights: str | None = None
     global_batch: Count | None = None
     optimizer: str | None = None
@@ -138,7 +167,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     delay_compensation: float | None = None
     staleness_lr: bool | None = None
     compression: str | None = None
-    options: dict[str, bool | int | float | str] = {}  # of the mode and its messages, where not the default
+    # Options of the mode and of its messages that are not at their defaults.
+    options: dict[str, bool | int | float | str] = {}
     bucket_mb: float | None = None
     seed: int | None = None
     shuffle_block: int = 0
@@ -146,7 +176,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     record: bool = False
     trace: str = "none"  # or which steps
     stop_at_target: bool | None = None
-    sprint: Figure = 0.0  # seconds, of a run that measures speed alone
+    sprint: Figure = 0.0  # seconds; 0 for a run that trains
     slow: Slow = Slow()
     device: str | None = None
     share_gpu: bool | None = None
@@ -166,7 +196,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """What one process of the job cost while it trained; `samples` is None of a server."""
+    """The cost of one process of the job while it trained; `samples` is None for a server."""
 
     cpu_s: Figure
     rank: Count | None = None
@@ -176,7 +206,7 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """What the model had learned after so many samples and seconds of training."""
+    """One evaluation of the model, after so many samples and seconds of training."""
 
     samples: Figure
     train_s: Figure
@@ -189,7 +219,13 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """What else a host did beside the run: how many cores were busy with it, and which share of time was stolen."""
+    """Other load of a host during the run.
+
+    Attributes:
+        cores: the host's cores.
+        others_cores: how many cores were busy with other processes.
+        stolen_share: the share of time that the hypervisor took.
+    """
 
     cores: Count | None = None
     others_cores: Figure | None = None
@@ -197,8 +233,12 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Life(Struct, frozen=True, kw_only=True):
-    """One life of a worker: see coordination.membership_log. Times are in seconds since 1970; `left` is None where the
-    run ended it. `samples` are those that it trained on, None where shares were not leased.
+    """One life of a worker: see membership_log.Life.
+
+    Attributes:
+        joined: when it began, in seconds since 1970.
+        left: when it ended, in seconds since 1970; None if it lasted until the run's end.
+        samples: how many samples the worker trained on; None if shares were not leased.
     """
 
     rank: Count
@@ -211,8 +251,12 @@ class Life(Struct, frozen=True, kw_only=True):
 
 
 class Return(Struct, frozen=True, kw_only=True):
-    """A server that was killed and came back. Times are in seconds since 1970; `lost_updates` is by how many versions
-    workers had newer weights, over all buckets, than it came back with.
+    """The return of a server that was killed.
+
+    Attributes:
+        lost, returned: times in seconds since 1970.
+        lost_updates: by how many versions, over all buckets, workers had newer weights than the
+            server after its return.
     """
 
     rank: Count
@@ -222,7 +266,7 @@ class Return(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """What a finished run came to: summary.json."""
+    """A summary.json: the results of a finished run."""
 
     status: str | None = None
     sprint: Figure = 0.0
@@ -247,7 +291,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     peak_rss_mb: Figure | None = None
     samples_digest: str | None = None
     step_seconds: dict[str, Figure] = {}
-    step_time: dict[str, Figure | None] = {}  # percentiles of a worker's steps, the `skipped` first ones left out
+    # Percentiles of a worker's steps, without the `skipped` first ones.
+    step_time: dict[str, Figure | None] = {}
     processes: list[Process] = []
     load: dict[str, Load] = {}  # by host
     lost_workers: list[Count] = []
@@ -258,14 +303,21 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One worker's step; `time` is in seconds of training since it began, `loss` None where there were no samples.
+    """One worker's step.
 
-    Where shares are leased, `shares` says how many of the step's were this worker's; the others have one of each step.
+    Attributes:
+        time: when the step ended, in seconds of training.
+        loss: None for a step without samples.
+        hidden_optimizer_seconds: time of the optimizer beside computing, which is no part of the
+            step's time.
+        shares: how many shares of the step's global batch the worker had, if shares are leased;
+            else 1.
     """
 
     time: Figure
     samples: Figure
     loss: Loss | None
+    step: Count = 0
     data_s: Figure = 0.0
     forward_s: Figure = 0.0
     backward_s: Figure = 0.0
@@ -274,36 +326,42 @@ class Step(Struct, frozen=True, kw_only=True):
     barrier_s: Figure = 0.0
     lease_s: Figure = 0.0
     metrics_s: Figure = 0.0
+    hidden_optimizer_seconds: Figure = 0.0
     staleness: Figure | None = None
     shares: Annotated[int, Meta(ge=0, le=10**4)] = 1
 
     @property
     def seconds(self) -> float:
-        """How long it took, from the end of the step before."""
+        """The step's duration, from the end of the step before."""
         phases = self.data_s + self.forward_s + self.backward_s + self.comm_s + self.optimizer_s
         return phases + self.barrier_s + self.lease_s + self.metrics_s
 
 
 def each_share(steps: Sequence[Step]) -> list[Step]:
-    """What a worker did, a share after the other: of a step of which it had several, each as long as the others."""
-    shares, before = [], 0.0
+    """Returns a worker's steps with one share each.
+
+    A step with several shares becomes as many steps of equal length; a step without shares is
+    dropped.
+    """
+    single_shares = []
+    previous_time = 0.0
     for step in steps:
         if step.shares == 1:
-            shares.append(step)
-        else:
-            figures = {name: getattr(step, name) / step.shares for name in _ADDED_UP} if step.shares else {}
+            single_shares.append(step)
+        elif step.shares > 1:
+            figures = {name: getattr(step, name) / step.shares for name in _ADDED_UP}
             for number in range(1, step.shares + 1):
-                time = before + (step.time - before) * number / step.shares
-                shares.append(structs.replace(step, **figures, time=time, shares=1))
-        before = step.time
-    return shares
+                time = previous_time + (step.time - previous_time) * number / step.shares
+                single_shares.append(structs.replace(step, **figures, time=time, shares=1))
+        previous_time = step.time
+    return single_shares
 
 
 _ADDED_UP = ("samples", *(name for name in Step.__struct_fields__ if name.endswith("_s")))
 
 
 class ServerLoad(Struct, frozen=True, kw_only=True):
-    """A line of a server's metrics: what it has counted since it began."""
+    """A line of a server's metrics: its counters since it began."""
 
     applying_s: Figure = 0.0
     queued_s: Figure
@@ -319,16 +377,24 @@ _Line = TypeVar("_Line", Step, ServerLoad, Life)
 
 
 def from_json(values: dict[str, Any], kind: type[_T]) -> _T:
-    """The parsed file as a value. ValidationError where a field is not of its type; unknown fields are left out."""
+    """Returns the parsed file as a value, without unknown fields.
+
+    Raises:
+        ValidationError: a field is not of its type.
+    """
     known = {name: value for name, value in values.items() if value is not None}
     return convert(known, kind, str_keys=True)
 
 
 def read(folder: Path, kind: type[_T]) -> _T:
-    """The checked manifest.json or summary.json of a run folder."""
+    """Returns the checked manifest.json or summary.json of a run folder.
+
+    Raises:
+        UnreadableFile: there is no such file, or it is not as a run writes it.
+    """
     name = f"{kind.__name__.lower()}.json"
     try:
-        value = parse_json(read_whole(folder / name))
+        value = parse_json(read_whole(folder / name, LARGEST_DOCUMENT))
     except FileNotFoundError:
         raise UnreadableFile(f"it has no {name}") from None
     except (OSError, ValueError) as error:
@@ -342,40 +408,51 @@ def read(folder: Path, kind: type[_T]) -> _T:
 
 
 def find(folder: Path, kind: type[_T]) -> _T | None:
-    """As `read`; None where it cannot be."""
+    """Returns what `read` does; None if the file cannot be read."""
     with contextlib.suppress(UnreadableFile):
         return read(folder, kind)
     return None
 
 
-def read_lines(file: Path, kind: type[_Line]) -> tuple[list[_Line], int]:
-    """What stands in a file of JSON lines, and how many are no such line: a killed process leaves half a one."""
+def read_rows(file: Path, kind: type[_Line]) -> tuple[list[_Line], int]:
+    """Returns the values in a file of JSON lines, and the number of unreadable lines.
+
+    A killed process leaves half a line.
+    """
+    values = []
+    decoder = fast_json.Decoder(kind)
+    unreadable = 0
     try:
-        lines = read_whole(file).splitlines()
+        for line in read_lines(file):
+            try:
+                values.append(_decode(line, decoder, kind))
+            except (ValueError, RecursionError):  # ValidationError is a ValueError
+                unreadable += 1
     except OSError:
         return [], 1
-    values, decoder, unreadable = [], fast_json.Decoder(kind), 0
-    for line in lines:
-        try:
-            try:
-                values.append(decoder.decode(line))
-            except ValueError:
-                values.append(convert(parse_json(line), kind))  # which reads NaN too
-        except (ValueError, RecursionError):  # ValidationError is a ValueError
-            unreadable += 1
     return values, unreadable
 
 
+def _decode(line: bytes, decoder: fast_json.Decoder[_Line], kind: type[_Line]) -> _Line:
+    try:
+        return decoder.decode(line)
+    except ValueError:
+        return convert(parse_json(line), kind)  # reads NaN too
+
+
 def read_steps(path: Path) -> tuple[list[Step], int]:
-    """The steps in a rank's metrics, and how many lines are no step."""
-    return read_lines(path, Step)
+    """Returns the steps in a rank's metrics, and the number of lines that are no step."""
+    return read_rows(path, Step)
 
 
 def read_server_loads(run: Path, rank: int) -> list[ServerLoad]:
-    """A server's metrics."""
-    return read_lines(run / f"metrics.server{rank}.jsonl", ServerLoad)[0]
+    """Returns the lines of a server's metrics."""
+    loads, _ = read_rows(run / f"metrics.server{rank}.jsonl", ServerLoad)
+    return loads
 
 
 def read_lives(run: Path) -> list[Life]:
-    """The lives of a run's workers, each as the first server wrote it down last."""
-    return list({life.member: life for life in read_lines(membership_file(run), Life)[0]}.values())
+    """Returns the lives of a run's workers, each as the first server recorded it last."""
+    lives, _ = read_rows(membership_file(run), Life)
+    last = {life.member: life for life in lives}
+    return list(last.values())

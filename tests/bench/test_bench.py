@@ -1,25 +1,35 @@
 """`hvdtrain bench`: what it takes and what it refuses. The README's command shows that it measures."""
 
+import re
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from hvdtrain.bench import command
-from hvdtrain.bench.command import SIZE, bench
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.tools.bench import command
+from hvdtrain.tools.bench.command import SIZE, bench
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4", 4), ("1M", 2**20), ("16m", 2**24), (" 64K", 2**16), ("2G", 2**31), ("553648128", 553648128)],
+    [
+        ("4", 4),
+        ("1M", 2**20),
+        ("16m", 2**24),
+        (" 64K", 2**16),
+        ("2G", 2**31),
+        ("553648128", 553648128),
+        ("1.5M", 1.5 * 2**20),
+        ("16.8M", 16.8 * 2**20),
+    ],
 )
 def test_sizes_are_bytes_with_units_of_1024(text, size):
     assert SIZE.convert(text, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5M", "65G", "9" * 30])
+@pytest.mark.parametrize("text", ["", "3", "1T", "-1", "1.5.2M", ".M", "65G", "9" * 30])
 def test_other_sizes_are_refused(text):
     with pytest.raises(click.BadParameter, match="is not a size from 4 bytes to 64G"):
         SIZE.convert(text, None, None)
@@ -47,13 +57,28 @@ def test_ranks_on_hosts_are_given_variables_by_a_file_in_the_current_folder(tmp_
     """Which the hosts share, and are asked whether they do."""
 
     def stop(made, log):
-        raise Failure(made.secrets_file.relative_to(tmp_path).parts[-1] + made.files[made.secrets_file])
+        raise Failure(
+            made.secrets_file.relative_to(tmp_path).parts[-1] + made.files[made.secrets_file]
+        )
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_TOKEN", "t0ken")
     monkeypatch.setattr(command, "launched_job", stop)
-    words = ["--op", "allreduce", "--backend", "gloo", "--bytes", "1K", "-H", "localhost:2", "--env", "MY_TOKEN"]
-    assert str(CliRunner().invoke(bench, words).exception).startswith("environmentexport MY_TOKEN=t0ken\n")
+    words = [
+        "--op",
+        "allreduce",
+        "--backend",
+        "gloo",
+        "--bytes",
+        "1K",
+        "-H",
+        "localhost:2",
+        "--env",
+        "MY_TOKEN",
+    ]
+    assert str(CliRunner().invoke(bench, words).exception).startswith(
+        "environmentexport MY_TOKEN=t0ken\n"
+    )
     monkeypatch.setattr(command, "prepare_program", stop_at_requirements)
     assert str(CliRunner().invoke(bench, words).exception) == f"hosts are asked for {tmp_path}"
     assert list(tmp_path.iterdir()) == []
@@ -62,3 +87,22 @@ def test_ranks_on_hosts_are_given_variables_by_a_file_in_the_current_folder(tmp_
 def stop_at_requirements(launcher, spec, requirements):
     [folder] = requirements.files
     raise Failure(f"hosts are asked for {Path(folder).parent}")
+
+
+def test_sizes_are_shown_in_the_unit_in_which_they_are_given(monkeypatch):
+    """As whole float32 numbers."""
+
+    def measured(series, launcher, secrets):
+        timed = {"seconds": 0.01, "server_cpu_s": 0.1, "server_mb": 300.0}
+        return {backend: [[timed] for size in series.sizes] for backend in series.backends}
+
+    monkeypatch.setattr(command, "_measure", measured)
+    done = CliRunner().invoke(
+        bench, ["--op", "pushpull", "--backend", "rpc", "--bytes", "16.8M,1M"]
+    )
+    assert done.exit_code == 0, done.output
+    assert re.search(r"MiB +.*server MiB", done.output), done.output
+    rows = [
+        line.split() for line in done.output.splitlines() if line.strip().startswith("pushpull rpc")
+    ]
+    assert [row[4] for row in rows] == ["16.8", "1"] and rows[1][-1] == "300"

@@ -1,13 +1,15 @@
-"""Builders and loaders beside their peers, alternating in one run. Median and range over the repeats.
+"""Builders and loaders beside their peers, alternating in one run. Median and range over the
+repeats.
 
-python tests/benchmarks/data.py coil|slice|loader|decode [REPEATS]
-  coil    7,200 PNGs of 128 x 128 from a zip into class folders, beside `unzip` and moving the files
-  slice   resizing photographs on one core and on all
-  loader  images/s from a folder and packed, beside torchvision's ImageFolder and Hugging Face's datasets, both with
+python tests/benchmarks/data.py coil|slice|loader|decode [REPEATS] coil    7,200 PNGs of 128 x 128
+  from a zip into class folders, beside `unzip` and moving the files slice   resizing photographs on
+  one core and on all loader  images/s from a folder and packed, beside torchvision's ImageFolder
+  and Hugging Face's datasets, both with
           torch's DataLoader and, where it is installed (`uv run --with spdl`, and FFmpeg's libraries), SPDL
-  decode  what threads that decode cost the step beside them, in each mode: images/s of a worker while it does not wait
-          for images, of which those that are flipped were decoded once, and those that are cropped are each time. The
-          workers sleep three quarters of the time they compute, so that there are cores for both
+  decode  what threads that decode cost the step beside them, in each mode: images/s of a worker
+          while it does not wait for images, of which those that are flipped were decoded once, and
+          those that are cropped are each time. The workers sleep three quarters of the time they
+          compute, so that there are cores for both
 """
 
 import importlib.util
@@ -29,8 +31,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hvdtrain.config.recipes import load
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.recipes import load
+from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.data import loader as loaders
 from hvdtrain.data.build import build
 from hvdtrain.data.find import find_dataset
@@ -49,7 +51,10 @@ CORES = sorted(os.sched_getaffinity(0))
 def main() -> None:
     what, repeats = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
-        alternate({"coil": coil, "slice": slice_, "loader": loader, "decode": decode}[what](Path(folder)), repeats)
+        alternate(
+            {"coil": coil, "slice": slice_, "loader": loader, "decode": decode}[what](Path(folder)),
+            repeats,
+        )
 
 
 def alternate(rivals: dict[str, Callable[[], float]], repeats: int) -> None:
@@ -83,7 +88,9 @@ def coil(folder: Path) -> dict[str, Callable[[], float]]:
             for angle in range(0, 360, 5):
                 buffer = io.BytesIO()
                 image.rotate(angle).save(buffer, "PNG", compress_level=1)
-                made.writestr(f"coil-100/obj{number}__{angle}.png", buffer.getvalue(), zipfile.ZIP_DEFLATED)
+                made.writestr(
+                    f"coil-100/obj{number}__{angle}.png", buffer.getvalue(), zipfile.ZIP_DEFLATED
+                )
     classes = load("datasets", "coil100")["classes"]["edible-toy-other"]
     class_of = {n: name for name, numbers in classes.items() if numbers != "rest" for n in numbers}
 
@@ -146,7 +153,9 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
 
     loaders.CACHE_BYTES = 0
     images, side, batch = 1200, 224, 32
-    built = build("imagenet-slice", folder / "built", images_from=photographs(folder, images), resize=256)
+    built = build(
+        "imagenet-slice", folder / "built", images_from=photographs(folder, images), resize=256
+    )
     pack(scan(built), f"{folder}/packed", 128 * 2**20, False, lambda *_: None)
     torch.set_num_threads(1)
 
@@ -161,7 +170,11 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
     steps = v2.Compose([v2.Resize(side), v2.CenterCrop(side), v2.PILToTensor()])
 
     def peer(data: Any) -> float:
-        loaded = iter(torch.utils.data.DataLoader(data, batch, shuffle=True, num_workers=len(CORES), prefetch_factor=2))
+        loaded = iter(
+            torch.utils.data.DataLoader(
+                data, batch, shuffle=True, num_workers=len(CORES), prefetch_factor=2
+            )
+        )
         began = time.perf_counter()
         for _ in loaded:
             pass
@@ -188,7 +201,12 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
             return spdl.io.to_torch(spdl.io.convert_frames(frames)).permute(0, 3, 1, 2).contiguous()
 
         random.shuffle(paths)
-        steps = PipelineBuilder().add_source(paths).pipe(decode, concurrency=len(CORES)).aggregate(batch)
+        steps = (
+            PipelineBuilder()
+            .add_source(paths)
+            .pipe(decode, concurrency=len(CORES))
+            .aggregate(batch)
+        )
         pipeline = steps.pipe(together).add_sink(4).build(num_threads=len(CORES))
         began = time.perf_counter()
         with pipeline.auto_stop():
@@ -206,13 +224,24 @@ def loader(folder: Path) -> dict[str, Callable[[], float]]:
 
 
 def decode(folder: Path) -> dict[str, Callable[[], float]]:
-    built = build("imagenet-slice", folder / "built", images_from=photographs(folder, 1200), resize=256)
+    built = build(
+        "imagenet-slice", folder / "built", images_from=photographs(folder, 1200), resize=256
+    )
 
     def trained(mode: str, servers: int, augment: str) -> float:
         config = RunConfig(
-            mode=mode, servers=servers, steps=60, threads=1, batch_size=32, dataset=str(built), image_size=64,
-            augment=augment, slow="all:4x", snapshot_every="never", save="none",
-        )  # fmt: skip
+            mode=mode,
+            servers=servers,
+            steps=60,
+            threads=1,
+            batch_size=32,
+            dataset=str(built),
+            image_size=64,
+            augment=augment,
+            slow="all:4x",
+            snapshot_every="never",
+            save="none",
+        )
         run, log = folder / "run", folder / "log"
         with local_job(2 + servers, train_program(config, run), log) as job:
             code = job.wait()
@@ -226,8 +255,9 @@ def decode(folder: Path) -> dict[str, Callable[[], float]]:
     modes = {"allreduce": 0, "ddp": 0, "ps-sync": 1, "ps-async": 1}
     return {
         f"{mode}, {augment}": partial(trained, mode, servers, augment)
-        for mode, servers in modes.items() for augment in ("flip", "crop-flip")
-    }  # fmt: skip
+        for mode, servers in modes.items()
+        for augment in ("flip", "crop-flip")
+    }
 
 
 if __name__ == "__main__":

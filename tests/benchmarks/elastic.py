@@ -1,11 +1,13 @@
-"""How long the survivors of an elastic ring stand still: of three workers one is killed at a random moment. And what it
-costs that all or none take a step: steps of two workers with --elastic over those without, by Gloo too, in turns.
+"""How long the survivors of an elastic ring stand still: of three workers one is killed at a random
+moment. And what it costs that all or none take a step: steps of two workers with --elastic over
+those without, by Gloo too, in turns.
 
     python tests/benchmarks/elastic.py ddp --kills 10
     python tests/benchmarks/elastic.py ddp --kills 0 --rounds 3
 
-Each job has to end with 0 in the processes that began, with every step once and the samples of a job without a kill.
-The pause is the longest time between two steps of the first worker; evaluations do not count.
+Each job has to end with 0 in the processes that began, with every step once and the samples of a
+job without a kill. The pause is the longest time between two steps of the first worker; evaluations
+do not count.
 """
 
 import argparse
@@ -65,10 +67,17 @@ def cost(mode: str, folder: Path, rounds: int) -> None:
     for number in range(rounds):
         places = {"plain": (), "elastic": ("--elastic",)}
         order = list(places) if number % 2 else list(places)[::-1]
-        found = {name: median_step(mode, folder / f"{name}{number}", places[name]) for name in order}
+        found = {
+            name: median_step(mode, folder / f"{name}{number}", places[name]) for name in order
+        }
         ratios.append(found["elastic"] / found["plain"])
-        print(f"round {number + 1}: {found['elastic']:.2f} ms over {found['plain']:.2f} ms", flush=True)
-    print(f"{mode}: a step has {statistics.median(ratios):.3f} of the time ({min(ratios):.3f} to {max(ratios):.3f})")
+        print(
+            f"round {number + 1}: {found['elastic']:.2f} ms over {found['plain']:.2f} ms",
+            flush=True,
+        )
+    print(
+        f"{mode}: a step has {statistics.median(ratios):.3f} of the time ({min(ratios):.3f} to {max(ratios):.3f})"
+    )
 
 
 def main() -> None:
@@ -87,12 +96,18 @@ def main() -> None:
         print(f"undisturbed: the longest step {longest:.2f} s", flush=True)
         pauses = []
         for number in range(asked.kills):
-            found, pause, wrong = job(asked.mode, Path(folder, str(number)), random.Random(f"{asked.seed} {number}"))
+            found, pause, wrong = job(
+                asked.mode, Path(folder, str(number)), random.Random(f"{asked.seed} {number}")
+            )
             wrong = wrong or "other samples" * (found != digest)
             print(f"kill {number + 1}: {wrong or f'{pause:.2f} s'}", flush=True)
             pauses += [] if wrong else [pause]
     print(f"{asked.mode}: {len(pauses)} of {asked.kills} went on", end="")
-    print(f", {min(pauses):.2f} to {max(pauses):.2f} s, median {statistics.median(pauses):.2f}" if pauses else "")
+    print(
+        f", {min(pauses):.2f} to {max(pauses):.2f} s, median {statistics.median(pauses):.2f}"
+        if pauses
+        else ""
+    )
 
 
 if __name__ == "__main__":

@@ -1,26 +1,30 @@
-"""Whether `hvdtrain explain` is right: jobs with a worker made slow, and as many without, explained.
+"""Whether `hvdtrain explain` is right: jobs with a worker made slow, and as many without,
+explained.
 
     python tests/benchmarks/explain.py --out explain-check
     python tests/benchmarks/explain.py --cases 4 --out explain-check
     python tests/benchmarks/explain.py --repeats 3 --out explain-check
 
-A case is a mode, 2 or 4 workers, and one of them, drawn, made 2, 4 or 8 times as slow; beside it runs the same job
-with nobody made slow. All thirty take about half an hour on two idle cores; --cases does some of them, in an order that
-mixes modes. Finished runs in the folder stay, so that what reads them can be changed and tried again.
+A case is a mode, 2 or 4 workers, and one of them, drawn, made 2, 4 or 8 times as slow; beside it
+runs the same job with nobody made slow. All thirty take about half an hour on two idle cores;
+--cases does some of them, in an order that mixes modes. Finished runs in the folder stay, so that
+what reads them can be changed and tried again.
 
-All workers of a case sleep so much that together they compute on a quarter of the cores, and so seldom meet there, as
-machines of a cluster do not: --slow all:8x for four workers on two cores. --as-fast-as-they-can leaves that out; what
-is counted about speeds then says more about the machine, where it has not far more cores than there are workers.
+All workers of a case sleep so much that together they compute on a quarter of the cores, and so
+seldom meet there, as machines of a cluster do not: --slow all:8x for four workers on two cores.
+--as-fast-as-they-can leaves that out; what is counted about speeds then says more about the
+machine, where it has not far more cores than there are workers.
 
-Counts runs whose slow rank was named, clean ones in which none was, runs whose parts of a step add up to it within 2 %,
-where "without the straggler" is within 7 % of the clean run's samples/s, and where the slow run's are within 10 % of
-theory, which starts from the clean run: in lockstep as slow as the slowest, asynchronous the sum of the rates.
+Counts runs whose slow rank was named, clean ones in which none was, runs whose parts of a step add
+up to it within 2 %, where "without the straggler" is within 7 % of the clean run's samples/s, and
+where the slow run's are within 10 % of theory, which starts from the clean run: in lockstep as slow
+as the slowest, asynchronous the sum of the rates.
 
-A machine that others use too computes faster in one minute than in the next, by a tenth or more, and what explain says
-of a run is at the speed of that run. So "without the straggler" is compared a second time, with both runs as fast at
-computing: the speed is taken from the workers that nobody made slow. --repeats runs each case so often, slow and clean
-in turns: a case is then as far off as the median of its repeats' errors, which have signs, and names and sums are
-counted over all runs.
+A machine that others use too computes faster in one minute than in the next, by a tenth or more,
+and what explain says of a run is at the speed of that run. So "without the straggler" is compared a
+second time, with both runs as fast at computing: the speed is taken from the workers that nobody
+made slow. --repeats runs each case so often, slow and clean in turns: a case is then as far off as
+the median of its repeats' errors, which have signs, and names and sums are counted over all runs.
 """
 
 import argparse
@@ -35,11 +39,11 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain import modes
+from hvdtrain.base import modes
+from hvdtrain.base.system.cgroups import usable_cores
 from hvdtrain.runs.live import WARM_UP
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.schema import each_share, read_steps
-from hvdtrain.system.cgroups import usable_cores
 
 MODES = ("allreduce", "ddp", "ps-sync", "ps-ssp", "ps-async")
 FACTORS, WORKERS = (2, 4, 8), (2, 4)
@@ -62,13 +66,20 @@ def cases(count: int) -> list[Case]:
     draw = random.Random(0)
     grid = list(itertools.product(MODES, WORKERS, FACTORS))
     draw.shuffle(grid)
-    return [Case(mode, n, factor, draw.randrange(n), seed) for seed, (mode, n, factor) in enumerate(grid[:count])]
+    return [
+        Case(mode, n, factor, draw.randrange(n), seed)
+        for seed, (mode, n, factor) in enumerate(grid[:count])
+    ]
 
 
 def hvdtrain(*words: object) -> str:
-    done = subprocess.run([sys.executable, "-m", "hvdtrain", *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *map(str, words)], capture_output=True, text=True
+    )
     if done.returncode:
-        sys.exit(f"hvdtrain {' '.join(map(str, words))}: {(done.stderr or done.stdout).strip()[-2000:]}")
+        sys.exit(
+            f"hvdtrain {' '.join(map(str, words))}: {(done.stderr or done.stdout).strip()[-2000:]}"
+        )
     return done.stdout
 
 
@@ -77,18 +88,39 @@ def explained(case: Case, slow: str, folder: Path, steps: int) -> dict[str, Any]
     if not (folder / "summary.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted job left
         hvdtrain(
-            "launch", "-n", case.workers, "-s", case.servers, "--out", folder, "--", "--mode", case.mode, "--slow",
-            slow, "--steps", steps, "--batch-size", BATCH * case.workers, "--threads", 1, "--seed", case.seed,
-            "--snapshot-every", "never", "--save", "none",
-        )  # fmt: skip
+            "launch",
+            "-n",
+            case.workers,
+            "-s",
+            case.servers,
+            "--out",
+            folder,
+            "--",
+            "--mode",
+            case.mode,
+            "--slow",
+            slow,
+            "--steps",
+            steps,
+            "--batch-size",
+            BATCH * case.workers,
+            "--threads",
+            1,
+            "--seed",
+            case.seed,
+            "--snapshot-every",
+            "never",
+            "--save",
+            "none",
+        )
     file = folder / "explained.json"
     hvdtrain("explain", folder, "--json", file)
     return json.loads(file.read_text())
 
 
 def measured_step_s(run: Path) -> float:
-    """Mean seconds from the end of a step to that of the next, of all that workers take in the same time: explain's
-    step, by the clock.
+    """Mean seconds from the end of a step to that of the next, of all that workers take in the same
+    time: explain's step, by the clock.
     """
     steps = []
     for file in run.glob("metrics.rank*.jsonl"):
@@ -101,7 +133,11 @@ def computing_s(run: Path, but: int | None = None) -> float:
     """Mean seconds that a step computes, over all workers, or all but this one."""
     ranks, _ = load_run(run).read_steps()
     return statistics.fmean(
-        statistics.fmean((step.forward_s + step.backward_s) / step.shares for step in steps[WARM_UP:] if step.shares)
+        statistics.fmean(
+            (step.forward_s + step.backward_s) / step.shares
+            for step in steps[WARM_UP:]
+            if step.shares
+        )
         for name, steps in ranks.items()
         if name != f"rank{but}"
     )
@@ -110,9 +146,9 @@ def computing_s(run: Path, but: int | None = None) -> float:
 def expected_speed(case: Case, clean: Path, parts: dict[str, float]) -> float:
     """Samples/s in theory, from the run without a slow worker, and what explain says of its steps.
 
-    Where workers wait for each other, all are as slow as the slowest; asynchronous workers' rates add up. What of a
-    step is not computing stays as it was, except that equal workers in lockstep wait for the one that happens to be the
-    slowest in a step, and that ends where one always is.
+    Where workers wait for each other, all are as slow as the slowest; asynchronous workers' rates
+    add up. What of a step is not computing stays as it was, except that equal workers in lockstep
+    wait for the one that happens to be the slowest in a step, and that ends where one always is.
     """
     summary = load_run(clean).summary
     seconds, base = summary.step_seconds, summary.samples_per_s or 0.0
@@ -156,11 +192,20 @@ def outcome(case: Case, name: str, out: Path, of_all: int, steps: int) -> Outcom
         f"beside theory {theory:+.1%}; parts off by {max(sums):.1%}",
         flush=True,
     )
-    return Outcome(slow["straggler"] == rank, none["straggler"] is None, max(sums) <= 0.02, error, as_fast, theory)
+    return Outcome(
+        slow["straggler"] == rank,
+        none["straggler"] is None,
+        max(sums) <= 0.02,
+        error,
+        as_fast,
+        theory,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--repeats", type=int, default=1)
@@ -173,14 +218,23 @@ def main() -> None:
     middle: list[list[float]] = []  # of each case, the medians of error, as_fast and theory
     for number, case in enumerate(cases(args.cases)):
         name = f"{number:02}-{case.mode}-w{case.workers}-{case.slow}x{case.factor}"
-        of_all = 1 if args.as_fast_as_they_can else max(1, math.ceil(4 * case.workers / usable_cores()))
+        of_all = (
+            1 if args.as_fast_as_they_can else max(1, math.ceil(4 * case.workers / usable_cores()))
+        )
         names = [name, *(f"{name}-repeat{repeat}" for repeat in range(1, args.repeats))]
         of_case = [outcome(case, name, args.out.absolute(), of_all, args.steps) for name in names]
         outcomes += of_case
-        middle.append([statistics.median(column) for column in zip(*(one[3:] for one in of_case), strict=True)])
+        middle.append(
+            [
+                statistics.median(column)
+                for column in zip(*(one[3:] for one in of_case), strict=True)
+            ]
+        )
     total = len(outcomes)
     named, clean, whole = (sum(column) for column in list(zip(*outcomes, strict=True))[:3])
-    errors, as_fast, theory = ([abs(error) for error in column] for column in zip(*middle, strict=True))
+    errors, as_fast, theory = (
+        [abs(error) for error in column] for column in zip(*middle, strict=True)
+    )
     of_each = f" (medians of {args.repeats})" if args.repeats > 1 else ""
     print(
         f"named in {named} of {total}, none in {clean} of {total} clean ones; parts add up in {whole} of {total}; "

@@ -1,4 +1,5 @@
-"""What the first rank's store does for N ranks that train nothing, threads of this process, in a network of its own:
+"""What the first rank's store does for N ranks that train nothing, threads of this process, in a
+network of its own:
 
 unshare --net python tests/benchmarks/many_ranks.py 64 128 256
 """
@@ -12,8 +13,8 @@ from threading import Barrier, Thread
 
 import torch.distributed  # noqa: F401  not in the first figure
 
-from hvdtrain.coordination.meeting import Meeting
-from hvdtrain.world.place import World
+from hvdtrain.base.world.place import World
+from hvdtrain.job.coordination.meeting import Meeting
 
 Marks = dict[str, tuple[float, float]]  # seconds and MiB by the end of each phase
 
@@ -50,14 +51,18 @@ def main() -> None:
     for size in map(int, sys.argv[1:]):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + size)}
         together, marks = Barrier(size), Marks()
-        threads = [Thread(target=meet, args=(number, size, together, marks)) for number in range(size)]
+        threads = [
+            Thread(target=meet, args=(number, size, together, marks)) for number in range(size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         (_, before), *phases = marks.items()
         for phase, after in phases:
-            print(f"{size:5d} ranks  {phase:10} {after[0] - before[0]:7.2f} s {after[1] - before[1]:8.2f} MiB")
+            print(
+                f"{size:5d} ranks  {phase:10} {after[0] - before[0]:7.2f} s {after[1] - before[1]:8.2f} MiB"
+            )
             before = after
 
 

@@ -1,8 +1,10 @@
-"""A push and pull over hvdtrain's wires, beside a first attempt with torch's rpc and beside MXNet 1.9.1's KVStore.
+"""A push and pull over hvdtrain's wires, beside a first attempt with torch's rpc and beside MXNet
+1.9.1's KVStore.
 
     python tests/benchmarks/push_pull.py --bytes 553648128 --repeats 7
 
-One worker and one server on this machine, one peer after the other. uv makes an environment for MXNet.
+One worker and one server on this machine, one peer after the other. uv makes an environment for
+MXNet.
 """
 
 import argparse
@@ -16,7 +18,17 @@ import time
 from collections.abc import Callable
 
 WARM_UP = 2
-MXNET = ["uv", "run", "--no-project", "--isolated", "--python", "3.11", "--with", "mxnet==1.9.1", "--with"]
+MXNET = [
+    "uv",
+    "run",
+    "--no-project",
+    "--isolated",
+    "--python",
+    "3.11",
+    "--with",
+    "mxnet==1.9.1",
+    "--with",
+]
 MXNET += ["numpy==1.23.5", "python"]
 
 
@@ -36,7 +48,8 @@ def of_mxnet(kind: str, size: int, repeats: int) -> None:
     vars(numpy)["bool"] = bool  # MXNet asks for numpy.bool, deprecated by then
     import mxnet as mx
 
-    store = mx.kv.create(kind)  # which serves, where this is no worker, until the worker is done, and exits
+    # which serves, where this is no worker, until the worker is done, and exits
+    store = mx.kv.create(kind)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
     gradient, weights = mx.nd.ones((size // 4,)), mx.nd.zeros((size // 4,))
     store.init(0, gradient)
@@ -79,17 +92,38 @@ def pull():
     return held["weights"]
 
 
-def seconds_of(python: list[str], kind: str, roles: list[str], args: argparse.Namespace) -> list[float]:
+def seconds_of(
+    python: list[str], kind: str, roles: list[str], args: argparse.Namespace
+) -> list[float]:
     """What the worker printed, of processes in these roles."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     shared = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": port, "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-    }  # fmt: skip
-    words = [*python, __file__, "--kind", kind, "--bytes", str(args.bytes), "--repeats", str(args.repeats)]
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": port,
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    words = [
+        *python,
+        __file__,
+        "--kind",
+        kind,
+        "--bytes",
+        str(args.bytes),
+        "--repeats",
+        str(args.repeats),
+    ]
     ranks = [
-        subprocess.Popen(words, env={**os.environ, **shared, "DMLC_ROLE": role}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            words,
+            env={**os.environ, **shared, "DMLC_ROLE": role},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for role in roles
     ]
     try:
@@ -100,7 +134,9 @@ def seconds_of(python: list[str], kind: str, roles: list[str], args: argparse.Na
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bytes", type=int, default=553648128)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--kind", default="", help=argparse.SUPPRESS)
@@ -110,13 +146,17 @@ def main() -> None:
     if args.kind:
         return of_mxnet(args.kind, args.bytes, args.repeats)
     words = ["bench", "--op", "pushpull", "--bytes", str(args.bytes), "-n", "1", "-s", "1"]
-    subprocess.run([sys.executable, "-m", "hvdtrain", *words, "--repeats", str(args.repeats)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *words, "--repeats", str(args.repeats)], check=True
+    )
     peers = {"plain rpc": seconds_of([sys.executable], "rpc", ["server", "worker"], args)}
     for kind in ("dist_async", "dist_sync"):
         peers[f"MXNet {kind}"] = seconds_of(MXNET, kind, ["scheduler", "server", "worker"], args)
     for name, seconds in peers.items():
         median = statistics.median(seconds)
-        print(f"{name}: {median:.3f} s ({min(seconds):.3f} to {max(seconds):.3f}, n = {len(seconds)})")
+        print(
+            f"{name}: {median:.3f} s ({min(seconds):.3f} to {max(seconds):.3f}, n = {len(seconds)})"
+        )
 
 
 if __name__ == "__main__":

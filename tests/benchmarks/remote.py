@@ -1,11 +1,14 @@
-"""Training images from an object store, beside litdata: images/s, and bytes that came over the wire for each image.
+"""Training images from an object store, beside litdata: images/s, and bytes that came over the wire
+for each image.
 
-    uv run --with litdata --with "s3fs[boto3]" --with "moto[server,s3]" python tests/benchmarks/remote.py --rounds 3
+    uv run --with litdata --with "s3fs[boto3]" --with "moto[server,s3]" python
+    tests/benchmarks/remote.py --rounds 3
 
-The store is moto's S3 server, one process on this machine. Photographs of 341 x 256 are decoded to 224 px, in batches
-of 32, by as many threads or processes as there are cores. Every reading is one epoch from an empty cache, and takes
-turns with the others; the rate is from its first batch to its last. litdata's own shuffling is on; `blocks` is
---shuffle-block with the images of a row group. Without it a row group that is no longer in memory comes again.
+The store is moto's S3 server, one process on this machine. Photographs of 341 x 256 are decoded to
+224 px, in batches of 32, by as many threads or processes as there are cores. Every reading is one
+epoch from an empty cache, and takes turns with the others; the rate is from its first batch to its
+last. litdata's own shuffling is on; `blocks` is --shuffle-block with the images of a row group.
+Without it a row group that is no longer in memory comes again.
 """
 
 import argparse
@@ -34,7 +37,11 @@ from hvdtrain.data.folder import scan
 from hvdtrain.data.sampling import BatchSampler
 
 BATCH, SIDE = 32, 224
-KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "any",
+    "AWS_SECRET_ACCESS_KEY": "any",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 @contextmanager
@@ -82,7 +89,9 @@ def transformed(stored: dict[str, object]) -> object:
     return decoded(stored["image"])
 
 
-def litdata_reader(built: Path, folder: Path, endpoint: str, chunk_bytes: int) -> Callable[[], Iterator[float]]:
+def litdata_reader(
+    built: Path, folder: Path, endpoint: str, chunk_bytes: int
+) -> Callable[[], Iterator[float]]:
     """Writes chunks with litdata, and returns how it reads them: a moment for each batch."""
     import litdata
     import s3fs
@@ -90,15 +99,24 @@ def litdata_reader(built: Path, folder: Path, endpoint: str, chunk_bytes: int) -
 
     downloader._OBSTORE_AVAILABLE = False  # it speaks to https alone, and litdata has boto3 besides
     paths = [str(path) for path, _ in scan(built).train]
-    litdata.optimize(sample, paths, str(folder / "chunks"), chunk_bytes=chunk_bytes, num_workers=1, verbose=False)
+    litdata.optimize(
+        sample, paths, str(folder / "chunks"), chunk_bytes=chunk_bytes, num_workers=1, verbose=False
+    )
     s3fs.S3FileSystem().put(f"{folder}/chunks/", "bucket/chunks/", recursive=True)
-    options = {"endpoint_url": endpoint, **{name.lower(): value for name, value in KEYS.items() if "KEY" in name}}
+    options = {
+        "endpoint_url": endpoint,
+        **{name.lower(): value for name, value in KEYS.items() if "KEY" in name},
+    }
 
     def read() -> Iterator[float]:
         cache = folder / "litdata-cache"
         shutil.rmtree(cache, ignore_errors=True)
         data = litdata.StreamingDataset(
-            "s3://bucket/chunks", str(cache), shuffle=True, storage_options=options, transform=transformed
+            "s3://bucket/chunks",
+            str(cache),
+            shuffle=True,
+            storage_options=options,
+            transform=transformed,
         )
         for _ in litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=len(CORES)):
             yield time.perf_counter()
@@ -118,7 +136,9 @@ def our_reader(dataset: str, block: int, folder: Path) -> Callable[[], Iterator[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=2400)
     parser.add_argument("--shard-mb", type=int, default=2)
@@ -127,15 +147,25 @@ def main() -> None:
     loaders.CACHE_BYTES = 0
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as name, store() as endpoint:
         folder = Path(name)
-        os.environ |= KEYS | {"AWS_ENDPOINT_URL": endpoint, "HVDTRAIN_CACHE": str(folder / "hvdtrain-cache")}
+        os.environ |= KEYS | {
+            "AWS_ENDPOINT_URL": endpoint,
+            "HVDTRAIN_CACHE": str(folder / "hvdtrain-cache"),
+        }
         import s3fs
         import torch
 
         torch.set_num_threads(1)
         s3fs.S3FileSystem().mkdir("bucket")
-        built = build("imagenet-slice", folder / "built", images_from=photographs(folder, args.images), resize=256)
+        built = build(
+            "imagenet-slice",
+            folder / "built",
+            images_from=photographs(folder, args.images),
+            resize=256,
+        )
         packing.GROUP_BYTES = args.group_mb * 2**20
-        block = packing.pack(scan(built), "s3://bucket/packed", args.shard_mb * 2**20, False, lambda *_: None)
+        block = packing.pack(
+            scan(built), "s3://bucket/packed", args.shard_mb * 2**20, False, lambda *_: None
+        )
         images = len(scan(built).train)
         print(f"{images} images, {block} a row group")
         readers = {
@@ -152,7 +182,9 @@ def main() -> None:
                 batches = read()
                 first, at_first = next(batches), received() - before
                 rate = (images - BATCH) / (list(batches)[-1] - first)
-                measured[reader].append((rate, first - began, at_first / 1e6, (received() - before) / images / 1e3))
+                measured[reader].append(
+                    (rate, first - began, at_first / 1e6, (received() - before) / images / 1e3)
+                )
         for reader, rows in measured.items():
             rates, firsts, at_first, sizes = zip(*rows, strict=True)
             print(

@@ -1,9 +1,10 @@
-"""What local steps save on slow links: the preset slow-links on four hosts at several rates, and README's plot of it.
+"""What local steps save on slow links: the preset slow-links on four hosts at several rates, and
+README's plot of it.
 
     sudo python tests/benchmarks/slow_links.py --rates 20,50,200 --out slow-links
 
-Takes an hour with one repeat. Finished runs stay, so that the same command draws again. Needs what `hvdtrain hosts up`
-needs.
+Takes an hour with one repeat. Finished runs stay, so that the same command draws again. Needs what
+`hvdtrain hosts up` needs.
 """
 
 import argparse
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
-from hvdtrain import plot_style
-from hvdtrain.report.figures import expected_time
+from hvdtrain.reporting import plot_style
+from hvdtrain.reporting.figures import expected_time
 from hvdtrain.runs.read import find_runs, finished_by_kind
 
 HOSTS = "node1:1,node2:1,node3:1,node4:1"
@@ -40,9 +41,23 @@ def draw(folders: dict[str, Path], path: Path) -> None:
             for mode, points in seconds_by_steps(folder).items():
                 colour, marker = plot_style.look_of(mode)
                 label = "one machine, the control" if mode == "single" else mode
-                axes.plot(*zip(*sorted(points.items()), strict=True), color=colour, marker=marker, label=label)
-                print(f"{rate} Mbit/s {mode}: " + ", ".join(f"H {h} {s:.1f} s" for h, s in sorted(points.items())))
-            axes.set(xscale="log", yscale="log", xlabel="local steps", title=f"{rate} Mbit/s", xticks=[1, 4, 16, 64])
+                axes.plot(
+                    *zip(*sorted(points.items()), strict=True),
+                    color=colour,
+                    marker=marker,
+                    label=label,
+                )
+                print(
+                    f"{rate} Mbit/s {mode}: "
+                    + ", ".join(f"H {h} {s:.1f} s" for h, s in sorted(points.items()))
+                )
+            axes.set(
+                xscale="log",
+                yscale="log",
+                xlabel="local steps",
+                title=f"{rate} Mbit/s",
+                xticks=[1, 4, 16, 64],
+            )
             axes.sharey(panels[0])
             axes.minorticks_off()
             axes.xaxis.set_major_formatter("{x:g}")
@@ -54,7 +69,9 @@ def draw(folders: dict[str, Path], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rates", default="20,50,200", help="In Mbit/s.")
     parser.add_argument("--repeats", default="1")
     parser.add_argument("--out", type=Path, default=Path("slow-links"))
@@ -63,7 +80,16 @@ def main() -> None:
     for rate, folder in folders.items():
         hvdtrain("hosts", "up", "--count", "4", "--rate", f"{rate}mbit")
         try:
-            words = "--preset", "slow-links", "-H", HOSTS, "--repeats", asked.repeats, "--out", str(folder)
+            words = (
+                "--preset",
+                "slow-links",
+                "-H",
+                HOSTS,
+                "--repeats",
+                asked.repeats,
+                "--out",
+                str(folder),
+            )
             hvdtrain("compare", *words)
         finally:
             hvdtrain("hosts", "down")

@@ -1,30 +1,38 @@
 """hvdtrain's step time against bare loops over the same model and data, side by side, in turns.
 
-    python tests/benchmarks/step_time.py single          --mode single against a plain PyTorch loop
-    python tests/benchmarks/step_time.py allreduce       --mode allreduce against a bare Horovod script, and ddp
-    python tests/benchmarks/step_time.py servers         --mode ps-sync, ps-ssp and ps-async, two servers, against ddp
-    python tests/benchmarks/step_time.py precision       --precision bf16 against fp32, one process
+    python tests/benchmarks/step_time.py WHAT
 
-Each round runs every contender once, so that a machine that drifts drifts for all; printed are the median and the
-range over the rounds of each contender's median step, the median of the ratios within a round, and, of hvdtrain's own,
-the exposed communication: the mean over its workers of each one's median step.
+WHAT is one of:
+
+    single      --mode single against a plain PyTorch loop
+    allreduce   --mode allreduce against a bare Horovod script, and ddp
+    servers     --mode ps-sync, ps-ssp and ps-async, two servers, against ddp
+    precision   --precision bf16 against fp32, one process
+    script      the Horovod script with hvdtrain.init and prepare in place of Horovod's optimizer,
+                against that, and against --mode allreduce
+
+Each round runs every contender once, so that a machine that drifts drifts for all; printed are the
+median and the range over the rounds of each contender's median step, the median of the ratios
+within a round, and, of hvdtrain's own, the exposed communication: the mean over its workers of each
+one's median step.
 """
 
 import argparse
 import itertools
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.modes import declared
 from hvdtrain.launch.job_log import failure_reason, log_lines
 from hvdtrain.launch.processes import local_job
 from hvdtrain.launch.recipe import train_program
-from hvdtrain.modes import declared
 from hvdtrain.runs.schema import each_share, read_steps
 
 HOROVOD = ("horovod", "yielding")
@@ -33,20 +41,55 @@ WARM_UP = 3  # steps not counted: memory is touched for the first time
 
 def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list[str] | RunConfig]]:
     """Name -> ranks and what each runs."""
-    here, shared = [sys.executable, __file__], ["--batch-size", str(args.batch_size), "--steps", str(args.steps)]
-    peer = [*shared, "--model", args.model, "--width", str(args.width), "--image-size", str(args.image_size)]
+    here, shared = (
+        [sys.executable, __file__],
+        ["--batch-size", str(args.batch_size), "--steps", str(args.steps)],
+    )
+    peer = [
+        *shared,
+        "--model",
+        args.model,
+        "--width",
+        str(args.width),
+        "--image-size",
+        str(args.image_size),
+    ]
 
     def ours(mode: str, precision: str = "fp32") -> RunConfig:
         return RunConfig(
-            mode=mode, servers=2 if declared(mode).has_servers else 0, model=args.model, width=args.width,
-            image_size=args.image_size, steps=args.steps, batch_size=args.batch_size, threads=1, schedule="constant",
-            precision=precision, snapshot_every="never",
-        )  # fmt: skip
+            mode=mode,
+            servers=2 if declared(mode).has_servers else 0,
+            model=args.model,
+            width=args.width,
+            image_size=args.image_size,
+            steps=args.steps,
+            batch_size=args.batch_size,
+            threads=1,
+            schedule="constant",
+            precision=precision,
+            snapshot_every="never",
+        )
 
     if kind == "single":
-        return {"plain PyTorch loop": (1, [*here, "plain", *peer]), "hvdtrain single": (1, ours("single"))}
+        return {
+            "plain PyTorch loop": (1, [*here, "plain", *peer]),
+            "hvdtrain single": (1, ours("single")),
+        }
     if kind == "precision":
         return {name: (1, ours("single", name)) for name in ("fp32", "bf16")}
+    if kind == "script":
+        scripted = RunConfig(
+            mode="allreduce",
+            script=os.path.abspath(__file__),
+            script_args=shlex.join(["scripted", *peer]),
+            threads=1,
+            snapshot_every="never",
+        )
+        return {
+            "Horovod's optimizer": (2, [*here, "yielding", *peer]),
+            "hvdtrain's script": (2, scripted),
+            "hvdtrain allreduce": (2, ours("allreduce")),
+        }
     if kind == "servers":
         served = {f"hvdtrain {mode}": (4, ours(mode)) for mode in ("ps-sync", "ps-ssp", "ps-async")}
         return {"hvdtrain ddp": (2, ours("ddp"))} | served
@@ -63,16 +106,22 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
     out, log = folder / "run", folder / "log"
     # What a rank of ours sets for itself, the peers are given.
     program = train_program(what, out) if isinstance(what, RunConfig) else what
-    tuned = {} if isinstance(what, RunConfig) else {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+    tuned = (
+        {} if isinstance(what, RunConfig) else {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+    )
     with local_job(ranks, program, log, tuned) as job:
         code = job.wait()
     if code:
         sys.exit(failure_reason(log, code))
     exposed = None
     if isinstance(what, RunConfig):
-        workers = [each_share(read_steps(file)[0]) for file in sorted(out.glob("metrics.rank*.jsonl"))]
+        workers = [
+            each_share(read_steps(file)[0]) for file in sorted(out.glob("metrics.rank*.jsonl"))
+        ]
         times = [share.time for share in workers[0]]
-        exposed = statistics.mean(statistics.median(share.comm_s for share in shares[WARM_UP:]) for shares in workers)
+        exposed = statistics.mean(
+            statistics.median(share.comm_s for share in shares[WARM_UP:]) for shares in workers
+        )
     else:
         times = json.loads(log_lines(log)[-1][1])
     laps = [after - before for before, after in itertools.pairwise(times)]
@@ -80,7 +129,9 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
 
 
 def peer(kind: str, args: argparse.Namespace) -> None:
-    """The bare loop that people write: the same model, images, loss and optimizer, and nothing else."""
+    """The bare loop that people write: the same model, images, loss and optimizer, and nothing
+    else.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -88,7 +139,14 @@ def peer(kind: str, args: argparse.Namespace) -> None:
     from hvdtrain.data.find import find_dataset
     from hvdtrain.data.loader import Loader
 
-    rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    if kind == "scripted":
+        import hvdtrain as hv
+
+        job = hv.init(batch_size=args.batch_size)
+        rank, ranks = job.rank, job.size
+    else:
+        rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
     data = find_dataset("digits")
@@ -99,13 +157,16 @@ def peer(kind: str, args: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4, fused=True)
     if kind in HOROVOD:
         os.environ["HOROVOD_CPU_OPERATIONS"] = "MPI"
-        if kind == "yielding":  # what hvdtrain sets: Horovod's thread gives up the core while it waits in MPI
+        # what hvdtrain sets: Horovod's thread gives up the core while it waits in MPI
+        if kind == "yielding":
             os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         import horovod.torch as hvd
 
         hvd.init()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    if kind == "scripted":
+        model, optimizer = job.prepare(model, optimizer)
     share = args.batch_size // ranks
     times = []
     for step in range(args.steps):
@@ -117,13 +178,27 @@ def peer(kind: str, args: argparse.Namespace) -> None:
         optimizer.step()
         loss.item()
         times.append(time.perf_counter())
-    if rank == 0:
+    if rank == 0 and kind != "scripted":
         print(json.dumps(times), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["single", "allreduce", "servers", "precision", "plain", *HOROVOD])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "kind",
+        choices=[
+            "single",
+            "allreduce",
+            "servers",
+            "precision",
+            "script",
+            "plain",
+            "scripted",
+            *HOROVOD,
+        ],
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="vgg16")
@@ -131,7 +206,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16)
     args = parser.parse_args()
-    if args.kind in ("plain", *HOROVOD):
+    if args.kind in ("plain", "scripted", *HOROVOD):
         return peer(args.kind, args)
     seconds: dict[str, list[float]] = {}
     exposed: dict[str, list[float]] = {}

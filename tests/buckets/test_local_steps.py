@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.buckets.local_steps import LocalSteps
-from hvdtrain.buckets.partition import cut
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.modes.ps_sync import make_policy
-from hvdtrain.numerics.flat import flatten_weights
-from hvdtrain.numerics.optimizers import make_outer_optimizer
-from hvdtrain.ps.bucket import Bucket
-from hvdtrain.wire.messages import Push
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.numerics.flat import flatten_weights
+from hvdtrain.base.numerics.optimizers import make_outer_optimizer
+from hvdtrain.job.buckets.local_steps import LocalSteps
+from hvdtrain.job.buckets.partition import cut
+from hvdtrain.job.modes.ps_sync import make_policy
+from hvdtrain.job.ps.bucket import Bucket
+from hvdtrain.job.wire.messages import Push
 
 PUBLISHED = json.loads((Path(__file__).parent / "local_steps.json").read_text())
 
@@ -49,17 +49,24 @@ class ServerOuter:
 
     def __init__(self, config, weights):
         self.lr, self.step = config.outer_lr, 0
-        self.bucket = Bucket(weights, lambda p: make_outer_optimizer(config, p, workers=2), make_policy(2, config))
-        self.optimizer = self.bucket.shard.optimizer
+        self.bucket = Bucket(
+            weights, lambda p: make_outer_optimizer(config, p, workers=2), make_policy(2, config)
+        )
+        self.optimizer = self.bucket.weights.optimizer
 
     @property
     def weights(self):
-        return self.bucket.shard.weights
+        return self.bucket.weights.tensor
 
     def take(self, deltas):
         self.step += 1
         for worker, delta in enumerate(deltas):
             self.bucket.push(Push(worker, self.step, self.step - 1, self.lr, None), delta.clone())
+
+
+def local_steps(config, model, pieces):
+    weights = flatten_weights(model)
+    return LocalSteps(config, model, weights, weights.clone(), pieces)
 
 
 def take_step(worker, model):
@@ -76,9 +83,13 @@ def take_step(worker, model):
 @pytest.mark.parametrize("case", PUBLISHED["cases"], ids=lambda case: case["outer"])
 def test_rounds_come_to_what_the_published_algorithm_does(case, make_outer):
     options = {name: case[name] for name in ("outer", "outer_lr", "outer_momentum")}
-    config = RunConfig(optimizer="sgd", momentum=0.0, local_steps=PUBLISHED["local_steps"], **options)
-    models = [Quadratic(*both) for both in zip(PUBLISHED["curvature"], PUBLISHED["target"], strict=True)]
-    workers = [LocalSteps(config, model, flatten_weights(model), cut([1, 2], 1, 3)) for model in models]
+    config = RunConfig(
+        optimizer="sgd", momentum=0.0, local_steps=PUBLISHED["local_steps"], **options
+    )
+    models = [
+        Quadratic(*both) for both in zip(PUBLISHED["curvature"], PUBLISHED["target"], strict=True)
+    ]
+    workers = [local_steps(config, model, cut([1, 2], 1, 3)) for model in models]
     outer = make_outer(config, torch.tensor(PUBLISHED["start"]))
     for expected in case["rounds"]:
         for model, worker in zip(models, workers, strict=True):
@@ -98,13 +109,20 @@ def test_rounds_come_to_what_the_published_algorithm_does(case, make_outer):
 
 @pytest.mark.parametrize("make_outer", [RingOuter, ServerOuter])
 def test_fragments_come_to_what_streaming_does(make_outer):
-    """The outer weights that a step brings are taken when the next begins: the fixture has them with that step."""
+    """The outer weights that a step brings are taken when the next begins: the fixture has them
+    with that step.
+    """
     case = PUBLISHED["fragments"]
-    options = {name: case[name] for name in ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum")}
+    options = {
+        name: case[name]
+        for name in ("local_steps", "fragments", "outer", "outer_lr", "outer_momentum")
+    }
     config = RunConfig(optimizer="sgd", momentum=0.0, **options)
-    models = [Quadratic(*both) for both in zip(PUBLISHED["curvature"], PUBLISHED["target"], strict=True)]
+    models = [
+        Quadratic(*both) for both in zip(PUBLISHED["curvature"], PUBLISHED["target"], strict=True)
+    ]
     pieces = cut([1, 2], 1, 3, case["fragments"])
-    workers = [LocalSteps(config, model, flatten_weights(model), pieces) for model in models]
+    workers = [local_steps(config, model, pieces) for model in models]
     places = [workers[0].place(number) for number in range(len(pieces))]
     outers = [make_outer(config, torch.tensor(PUBLISHED["start"])[place]) for place in places]
     for expected in case["steps"]:
@@ -114,7 +132,9 @@ def test_fragments_come_to_what_streaming_does(make_outer):
         for worker, weights in zip(workers, expected["workers"], strict=True):
             for place, outer in zip(places, outers, strict=True):
                 worker.outer[place] = outer.weights
-            torch.testing.assert_close(worker.outer, torch.tensor(expected["outer"]), atol=1e-6, rtol=0)
+            torch.testing.assert_close(
+                worker.outer, torch.tensor(expected["outer"]), atol=1e-6, rtol=0
+            )
             worker.show_outer()
             assert torch.equal(worker.weights, worker.outer)
             worker.begin(PUBLISHED["lr"])

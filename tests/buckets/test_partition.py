@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.buckets.partition import cut, fragment_buckets
+from hvdtrain.job.buckets.partition import cut, fragment_buckets, shard_bounds
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=30)
 
@@ -14,7 +14,9 @@ def test_buckets_are_the_vector_cut_into_equal_shards_and_small_pieces(sizes, se
     assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
     assert pieces[-1].stop == sum(sizes)
     assert all(0 < piece.stop - piece.start <= most for piece in pieces)
-    shards = [sum(p.stop - p.start for p in pieces if p.server == server) for server in range(servers)]
+    shards = [
+        sum(p.stop - p.start for p in pieces if p.server == server) for server in range(servers)
+    ]
     assert max(shards) - min(shards) <= 1
     for server in range(servers):
         own = [piece for piece in pieces if piece.server == server]
@@ -36,7 +38,51 @@ def test_a_bucket_knows_whose_gradients_complete_it(sizes, servers, most):
 def test_fragments_are_of_one_size_but_for_an_element_a_bucket(sizes, servers, most, fragments):
     pieces = cut(sizes, servers, most, fragments)
     of_fragments = fragment_buckets(pieces, fragments)
-    assert sorted(number for of_fragment in of_fragments for number in of_fragment) == list(range(len(pieces)))
-    elements = [sum(pieces[n].stop - pieces[n].start for n in of_fragment) for of_fragment in of_fragments]
+    assert sorted(number for of_fragment in of_fragments for number in of_fragment) == list(
+        range(len(pieces))
+    )
+    elements = [
+        sum(pieces[n].stop - pieces[n].start for n in of_fragment) for of_fragment in of_fragments
+    ]
     assert sum(elements) == sum(sizes)
     assert max(elements) - min(elements) <= -(-len(pieces) // fragments) + servers
+
+
+@given(SIZES, st.integers(1, 12), st.integers(1, 500), st.integers(1, 9))
+def test_buckets_may_be_multiples_of_a_number_but_for_the_last(sizes, servers, most, multiple):
+    pieces = cut(sizes, servers, most, multiple=multiple)
+    assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
+    assert pieces[-1].stop == sum(sizes)
+    for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
+        length = piece.stop - piece.start
+        assert 0 < length <= max(most, multiple)
+        assert length % multiple == 0 or following is None or following.server > piece.server
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 7))
+def test_each_rank_finds_its_shards_where_horovod_over_nccl_puts_them(lengths, ranks):
+    """Buckets that it fuses, with zeros behind them, lie rank by rank: each rank's shards of all
+    buckets. Each receives at its number times the elements that the first rank has.
+    """
+    shards = []
+    for number, length in enumerate(lengths):
+        bounds = shard_bounds(length, ranks)
+        assert bounds[0] == 0 and bounds[-1] == length and sorted(bounds) == bounds
+        elements = [(number, place) for place in range(length)]
+        elements += [None] * (bounds[1] * ranks - length)
+        shards.append(
+            [elements[rank * bounds[1] : (rank + 1) * bounds[1]] for rank in range(ranks)]
+        )
+    fused = [
+        element for rank in range(ranks) for of_bucket in shards for element in of_bucket[rank]
+    ]
+    first = sum(len(of_bucket[0]) for of_bucket in shards)
+    for rank in range(ranks):
+        received = fused[rank * first : (rank + 1) * first]
+        parts = [shard_bounds(length, ranks)[rank:][:2] for length in lengths]
+        mine = [
+            (number, place)
+            for number, (start, stop) in enumerate(parts)
+            for place in range(start, stop)
+        ]
+        assert [element for element in received if element] == mine

@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from helpers.forked import Forked
 from helpers.forked_jobs import fork_ranks_here
 
-from hvdtrain.checks import verify
-from hvdtrain.checks.verify import SYNCHRONOUS, compare_with_single
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.launch.hosts import Host
+from hvdtrain.tools.checks import verify
+from hvdtrain.tools.checks.verify import SYNCHRONOUS, compare_with_single
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,9 @@ def references():
 
 @pytest.fixture
 def forked(monkeypatch, references):
-    """Ranks are forked; the README's command launches them. What is put into the list, each rank runs first."""
+    """Ranks are forked; the README's command launches them. What is put into the list, each rank
+    runs first.
+    """
     first = []
     train = verify._train
 
@@ -54,11 +56,15 @@ def forked(monkeypatch, references):
 @pytest.mark.parametrize(
     ("modes", "optimizer", "workers", "options"),
     [
-        (SYNCHRONOUS, "sgd", [3], {}), (["allreduce", "ps-sync"], "adam", [1], {}), (["ps-ssp"], "adam", [4], {}),
-        (["allreduce", "sharded"], "adam", [2], {"wait_for": "layer"}), (["sharded"], "adam", [4], {}),
-        (["ps-sync"], "adam", [2], {"wait_for": "step"}), (["allreduce"], "adam", [3], {"shares": "measured"}),
+        (SYNCHRONOUS, "sgd", [3], {}),
+        (["allreduce", "ps-sync"], "adam", [1], {}),
+        (["ps-ssp"], "adam", [4], {}),
+        (["allreduce", "sharded"], "adam", [2], {"wait_for": "layer"}),
+        (["sharded"], "adam", [4], {}),
+        (["ps-sync"], "adam", [2], {"wait_for": "step"}),
+        (["allreduce"], "adam", [3], {"shares": "measured"}),
     ],
-)  # fmt: skip
+)
 def test_synchronous_modes_give_the_weights_of_one_process_on_the_global_batch(
     modes, optimizer, workers, options, tmp_path
 ):
@@ -83,7 +89,7 @@ def test_the_readmes_command(monkeypatch):
 # A policy that is wrong in one of the buckets of the second server: it goes twice as far.
 WRONG_IN_ONE_BUCKET = """
 import os
-from hvdtrain.modes.ps_sync import Synchronous
+from hvdtrain.job.modes.ps_sync import Synchronous
 accept, first = Synchronous.accept, []
 def wrong(self, push, gradient, version):
     first[:] = first or [self]
@@ -131,7 +137,15 @@ def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "t0ken")
     assert "ranks get {'MY_TOKEN': 't0ken'}" in refused("--env", "MY_TOKEN")
     with pytest.raises(Failure, match="ranks get {'MY_TOKEN'"):
-        verify._train(verify.CHECKED, 2, tmp_path / "of hosts", [Host("a", 2)], "ssh", {"MY_TOKEN": "t0ken"}, ())
+        verify._train(
+            verify.CHECKED,
+            2,
+            tmp_path / "of hosts",
+            [Host("a", 2)],
+            "ssh",
+            {"MY_TOKEN": "t0ken"},
+            (),
+        )
 
 
 def test_what_cannot_be_checked_is_refused_before_anything_starts(tmp_path, monkeypatch):
@@ -140,7 +154,9 @@ def test_what_cannot_be_checked_is_refused_before_anything_starts(tmp_path, monk
         verify._initial(RunConfig(model="vgg11_bn", width=1 / 16))
     assert "'ps-async' is not one of 'allreduce', 'ddp'" in refused("--modes", "ps-async")
     assert "--launcher is for hosts" in refused("--launcher", "mpi")
-    assert "--env NOT_SET_HERE: there is no variable of this name here" in refused("--env", "NOT_SET_HERE")
+    assert "--env NOT_SET_HERE: there is no variable of this name here" in refused(
+        "--env", "NOT_SET_HERE"
+    )
     few = refused("--modes", "ps-sync", "--workers", "1,4", "-H", "a:1,b:2")
     assert "4 workers need 4 slots, and there are 1 on a + 2 on b" in few
     assert list(tmp_path.iterdir()) == []

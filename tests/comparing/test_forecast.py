@@ -2,9 +2,10 @@
 
 import itertools
 
-from hvdtrain.comparing.forecast import Record, forecast
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.comparing.comparison_state import ComparisonState
+from hvdtrain.comparing.forecast import expected_seconds, forecast
 from hvdtrain.comparing.grid import Axes, in_rounds, plan
-from hvdtrain.config.run_config import RunConfig
 from hvdtrain.runs.live import warm_up_s
 
 SMALL = RunConfig(snapshot_every="never", threads=1)
@@ -15,22 +16,38 @@ def grid(config=SMALL, modes="single,allreduce,ps-sync", repeats=1):
 
 
 def told(runs, folder, kept=(), pilots=()):
-    return forecast(runs, pilots, kept, Record(folder))
+    return forecast(runs, pilots, kept, ComparisonState(folder))
 
 
 def test_time_is_what_runs_before_took_or_a_guess(tmp_path):
     runs = grid(modes="single,allreduce", repeats=6)
+    # 22 s of training each
     assert "take at most about 6 min, which is a guess: nothing has run yet" in told(
         runs, tmp_path, pilots=runs[:1]
-    )  # 22 s of training each
-    record = Record(tmp_path)
-    record.samples = 960
-    record.finished(runs[0].sprint(4.0), 480.0, 4 + warm_up_s(4.0) + 7)
-    assert record.seconds(runs[0]) == 15 * 960 / 480 + 7
-    assert Record(tmp_path).seconds(runs[0].sprint(2.0)) == 2 + warm_up_s(2.0) + 7
+    )
+    state = ComparisonState(tmp_path)
+    state.samples = 960
+    state.note_finished(runs[0].sprint(4.0), 480.0, 4 + warm_up_s(4.0) + 7)
+    assert expected_seconds(runs[0], state) == 15 * 960 / 480 + 7
+    assert (
+        expected_seconds(runs[0].sprint(2.0), ComparisonState(tmp_path)) == 2 + warm_up_s(2.0) + 7
+    )
     assert "guess" not in told(runs, tmp_path)
+
+
+def test_what_has_not_run_takes_as_long_as_others_of_its_family_did(tmp_path):
+    state = ComparisonState(tmp_path)
+    single, ring, served = grid(modes="single,allreduce,ps-sync")
+    [ddp] = grid(modes="ddp")
+    by_family = {run.family: run for run in (single, ring, served)}
+    for family, around_s in (("one machine", 3.0), ("ring", 6.0), ("servers", 9.0)):
+        sprint = by_family[family].sprint(2.0)
+        state.note_finished(sprint, 500.0, 2 + warm_up_s(2.0) + around_s)
+    assert expected_seconds(ddp.sprint(2.0), state) == 2 + warm_up_s(2.0) + 6.0
 
 
 def test_finished_runs_are_not_made_again(tmp_path):
     runs = grid(repeats=2)
-    assert "5 runs to do (1 are there already, and stay) take about" in told(runs, tmp_path, [runs[0].name])
+    assert "5 runs to do (1 are there already, and stay) take about" in told(
+        runs, tmp_path, [runs[0].name]
+    )

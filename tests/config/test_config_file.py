@@ -8,9 +8,9 @@ from helpers.options import TEXT, from_args, in_file
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.config.file import read_config
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
+from hvdtrain.base.config.file import read_config
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
 
 FIELDS = dataclasses.fields(RunConfig)
 
@@ -20,7 +20,8 @@ FIELDS = dataclasses.fields(RunConfig)
     [
         (b"\xff\xfe\x00\x01" * 50, "cannot read the configuration .*config.toml"),
         ("mode = ", "cannot read the configuration .*Invalid value"),
-        ("x = " + "[" * 100_000, "nested too deeply"),
+        ("x = " + "[" * 50_000, "nested too deeply"),
+        ("x = " + "[" * 100_000, "larger than 65,536 bytes"),
         ("seed = " + "9" * 5000, "cannot read the configuration"),
         ('colour = "red"', "config.toml: 'colour': choose from mode, servers, dataset"),
         ("mode = 3", "mode = 3 should be of type str"),
@@ -31,7 +32,15 @@ FIELDS = dataclasses.fields(RunConfig)
         ("lr = " + "9" * 400, "config.toml: lr: int too large"),
         ("time_budget = -5.0", "config.toml: time_budget: '-5.0' is not a duration"),
         ("timeout = nan", "config.toml: timeout: 'nan' is not a duration"),
-        ('schedule = "linear"', "config.toml: schedule: 'linear' is not one of 'auto', 'cosine', 'constant'"),
+        (
+            'schedule = "linear"',
+            "config.toml: schedule: 'linear' is not one of 'auto', 'cosine', 'constant'",
+        ),
+        (
+            r'dataset = "/x\n#$ -S /their/program\n"',
+            r"config.toml: dataset = '/x\\n#\$ .*' has a control character",
+        ),
+        (r'model = "a\u2028b"', r"config.toml: model = 'a\\u2028b' has a control character"),
     ],
     ids=lambda value: str(value[:20]),
 )
@@ -56,7 +65,11 @@ def test_whole_numbers_stand_for_floats_and_what_is_remembered_is_passed_over():
 @given(
     st.dictionaries(
         st.sampled_from([f.name for f in FIELDS]),
-        st.integers() | st.floats(allow_nan=False) | st.booleans() | TEXT | st.sampled_from(["constant", "none"]),
+        st.integers()
+        | st.floats(allow_nan=False)
+        | st.booleans()
+        | TEXT
+        | st.sampled_from(["constant", "none"]),
     )
 )
 def test_what_a_file_may_say_the_command_line_may_say_too(values):

@@ -1,19 +1,19 @@
 """Sums over the workers that are still there, with plain calls."""
 
-import time
-
 import pytest
 import torch
-from helpers.buckets import make_desk, push, stale
-from helpers.parts import AskedRoster
+from helpers.buckets import make_server
+from helpers.parts import DrivenRoster
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.futures import Future
 
-from hvdtrain.coordination.server_group import ServerGroup
-from hvdtrain.errors import Failure
-from hvdtrain.wire.requests import Requests
-from hvdtrain.wire.zeromq import ZeroMQ
-from hvdtrain.world.place import World
+from hvdtrain.base.errors import Failure
+from hvdtrain.base.world.place import World
+from hvdtrain.job.coordination import server_group
+from hvdtrain.job.coordination.server_group import ServerGroup
+from hvdtrain.job.wire.requests import WATCH, Requests
+from hvdtrain.job.wire.zeromq import ZeroMQ
 
 
 def one_hot(worker, workers):
@@ -21,7 +21,7 @@ def one_hot(worker, workers):
 
 
 def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
-    roster = AskedRoster(3)
+    roster = DrivenRoster(3)
     first = roster.add(2, 1, one_hot(2, 3))
     roster.lose(2)
     roster.add(0, 1, one_hot(0, 3))
@@ -32,49 +32,61 @@ def test_a_sum_does_not_wait_for_who_is_lost_and_keeps_what_it_gave():
 
 
 def test_a_summand_that_comes_again_counts_once():
-    roster = AskedRoster(2)
+    roster = DrivenRoster(2)
     roster.add(0, 1, torch.ones(1))
     again = roster.add(0, 1, torch.ones(1))
     assert roster.add(1, 1, torch.ones(1)).wait().tolist() == again.wait().tolist() == [2]
     assert roster.add(0, 1, torch.ones(1)).wait().tolist() == [2]  # its answer was lost on the way
 
 
-def test_a_sum_that_was_done_just_after_the_call_for_it_had_expired_is_asked_for_again():
-    """The last summand comes when the call for the sum has expired, and before its worker asks why."""
-    desk = make_desk()
-    desk.calls["missing"] = lambda *message: (desk.sum(1, message[1], torch.ones(1)), desk.missing(*message))[1]
-    server = ZeroMQ("tcp://127.0.0.1", Requests(desk))
-    worker = ZeroMQ("tcp://127.0.0.1", Requests(), patience=0.2)
+def test_a_sum_waits_beyond_the_timeout_and_tells_for_whom_until_the_server_is_lost(monkeypatch):
+    """The other worker adds its number when it has been told of."""
+    first = make_server()
+    server, worker = (
+        ZeroMQ("tcp://127.0.0.1", Requests(first)),
+        ZeroMQ("tcp://127.0.0.1", Requests()),
+    )
     worker.endpoints[0] = server.endpoint
+    group = ServerGroup(
+        worker, World("mpirun", 1, 3, 1, 3, servers=1), torch.distributed.HashStore(), timeout=0.3
+    )
+    told = []
+
+    def tell(line):
+        told.append(line)
+        first.sum(1, 1, torch.ones(1))
+
+    monkeypatch.setattr(server_group, "tell", tell)
     try:
-        group = ServerGroup(worker, World("mpirun", 1, 3, 1, 3, servers=1), torch.distributed.HashStore(), timeout=60)
         assert group.sum(torch.ones(1)).tolist() == [2]
+        assert told == ["waiting for rank 2, alive, for 1 min"]
+        waits = group.sum_later(torch.ones(1))
+        worker.watch(0, 0.3, lambda why: None)
+        first.calls[WATCH] = lambda: Future()
+        with pytest.raises(Failure, match="rank 0 failed: no answer within 0.3 s"):
+            waits()
     finally:
         worker.close()
         server.close()
 
 
-def test_who_pushes_or_comes_is_not_silent():
-    desk = make_desk(lambda: stale(4, None), workers=4)
-    desk.install(0, torch.zeros(2))
-    time.sleep(0.05)
-    desk.push(0, push(0, 1, [1.0, 1.0])._replace(gradient=[torch.ones(2)]))
-    desk.sum(1, 1, torch.ones(1))
-    desk.sum(3, 1, torch.ones(1))
-    assert desk.missing(1, 1, 0.04) == ([0, 2], [2])
+def test_the_first_of_those_that_wait_for_a_sum_is_told_for_whom():
+    roster = DrivenRoster(4)
+    for worker in (3, 1):
+        roster.add(worker, 1, torch.ones(1))
+    assert roster.missing(1, 1) == [0, 2]
+    assert roster.missing(3, 1) == roster.missing(1, 2) == []
 
 
 def test_who_was_given_up_is_told_so():
-    roster = AskedRoster(2)
+    roster = DrivenRoster(2)
     roster.lose(1)
     with pytest.raises(Failure, match="silent for so long that the others went on without it"):
         roster.add(1, 1, torch.ones(1))
-    with pytest.raises(Failure, match="silent for so long"):  # and does not ask for whom it waits again and again
-        roster.missing(1, 1)
 
 
 def test_who_joins_is_waited_for_from_the_round_that_is_open_on():
-    roster = AskedRoster(2)
+    roster = DrivenRoster(2)
     joining = roster.join()
     assert not joining.done()  # the others are together, and nobody knows for how long
     roster.open_for_joining(3, {"step": 7})
@@ -89,14 +101,14 @@ def test_who_joins_is_waited_for_from_the_round_that_is_open_on():
 
 
 def test_a_round_that_is_over_when_it_is_opened_lets_nobody_in():
-    roster = AskedRoster(1)
+    roster = DrivenRoster(1)
     roster.add(0, 1, torch.ones(1))
     roster.open_for_joining(0, None)
     assert not roster.join().done()
 
 
 def test_nobody_gets_the_number_of_one_that_is_lost():
-    roster = AskedRoster(2)
+    roster = DrivenRoster(2)
     roster.open_for_joining(0, None)
     roster.lose(1)
     assert roster.join().wait()[0] == 2
@@ -107,7 +119,7 @@ def test_nobody_gets_the_number_of_one_that_is_lost():
 
 
 def test_when_all_are_lost_who_joins_begins_the_last_round_again():
-    roster = AskedRoster(2)
+    roster = DrivenRoster(2)
     roster.open_for_joining(0, "first")
     for worker in (0, 1):
         roster.add(worker, 1, torch.ones(1))
@@ -121,7 +133,7 @@ def test_when_all_are_lost_who_joins_begins_the_last_round_again():
 
 
 def test_who_comes_too_late_is_told_so():
-    roster = AskedRoster(1)
+    roster = DrivenRoster(1)
     joining = roster.join()
     roster.close("the job is over")
     with pytest.raises(Failure, match="the job is over"):
@@ -129,15 +141,23 @@ def test_who_comes_too_late_is_told_so():
 
 
 def test_summands_that_are_kept_apart_are_rows_in_the_order_of_the_workers():
-    roster = AskedRoster(2)
+    roster = DrivenRoster(2)
     roster.add(1, 1, torch.tensor([1.0, 5.0]), as_rows=True)
-    assert roster.add(0, 1, torch.tensor([0.0, 6.0]), as_rows=True).wait().tolist() == [[0, 6], [1, 5]]
+    assert roster.add(0, 1, torch.tensor([0.0, 6.0]), as_rows=True).wait().tolist() == [
+        [0, 6],
+        [1, 5],
+    ]
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.integers(1, 3), max_size=2), st.randoms(use_true_random=False))
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.randoms(use_true_random=False),
+)
 def test_all_get_the_same_sums_in_whatever_order_they_come_or_go(workers, sums, leavers, rng):
     """Who is counted in a sum gave its summand; who is not counted was lost; nobody waits for ever."""
-    roster = AskedRoster(workers)
+    roster = DrivenRoster(workers)
     at = dict.fromkeys(range(workers), 0)  # worker -> its last sum
     totals = {}
     leavers = {worker for worker in leavers if worker < workers}
@@ -152,7 +172,11 @@ def test_all_get_the_same_sums_in_whatever_order_they_come_or_go(workers, sums, 
         worker = rng.choice(ready)
         at[worker] += 1
         totals[worker] = roster.add(worker, at[worker], one_hot(worker, workers))
-        seen = {tuple(totals[w].wait().tolist()) for w, n in at.items() if n == at[worker] and totals[w].done()}
+        seen = {
+            tuple(totals[w].wait().tolist())
+            for w, n in at.items()
+            if n == at[worker] and totals[w].done()
+        }
         assert len(seen) <= 1
     for worker in at:
         counted = totals[worker].wait().tolist()

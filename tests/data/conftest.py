@@ -12,7 +12,9 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("folder")
     for part, first in (("TrainData", 0), ("ValidationData", 100)):
         for i, name in enumerate(("cat", "dog")):
-            files = {f"{k}.{k}.png": archives.picture(first + 20 * i + k, (40, 36)) for k in range(12)}
+            files = {
+                f"{k}.{k}.png": archives.picture(first + 20 * i + k, (40, 36)) for k in range(12)
+            }
             archives.lay_out(root / part / name, files)
     return root
 

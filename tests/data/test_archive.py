@@ -16,10 +16,10 @@ from helpers import archives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.data import archive
 from hvdtrain.data.archive import Tree
 from hvdtrain.data.build import build
-from hvdtrain.errors import Failure, UsageError
 
 GOOD = archives.class_folders(["cat", "dog"], 4)
 
@@ -48,26 +48,44 @@ def zip_with(name, content=b"x", mode=stat.S_IFREG | 0o644, compression=zipfile.
 
 
 def tar_of_headers(kind, size, times=1):
-    """A compressed tar of headers that say more, each as long as it claims to be; tarfile makes none."""
+    """A compressed tar of headers that say more, each as long as it claims to be; tarfile makes
+    none.
+    """
     info = tarfile.TarInfo("@LongLink")
     info.type, info.size = kind, size
     header = info.tobuf(tarfile.GNU_FORMAT)
-    content = b"30 comment=" + b"x" * (size - 11) if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE) else b"x" * size
+    content = (
+        b"30 comment=" + b"x" * (size - 11)
+        if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE)
+        else b"x" * size
+    )
     block = header + content + bytes(-size % 512)
-    return gzip.compress(tarfile.TarInfo("cat").tobuf() + block * times + tar_with(entry("cat/7.png")), 9)
+    return gzip.compress(
+        tarfile.TarInfo("cat").tobuf() + block * times + tar_with(entry("cat/7.png")), 9
+    )
 
 
 def sparse_map(entries):
     """A PAX header of a sparse file, whose map claims so many entries."""
     records = b"".join(
         b"%d %b\n" % (len(record) + 4, record)
-        for record in (b"GNU.sparse.major=1", b"GNU.sparse.minor=0", b"GNU.sparse.name=a.png", b"GNU.sparse.realsize=9")
+        for record in (
+            b"GNU.sparse.major=1",
+            b"GNU.sparse.minor=0",
+            b"GNU.sparse.name=a.png",
+            b"GNU.sparse.realsize=9",
+        )
     )
     pax, file = tarfile.TarInfo("pax"), tarfile.TarInfo("cat/a.png")
     pax.type, pax.size = tarfile.XHDTYPE, len(records)
     body = b"%d\n" % entries + b"1\n" * (2 * entries)
     file.size = len(body)
-    padded = [pax.tobuf(), records + bytes(-len(records) % 512), file.tobuf(), body + bytes(-len(body) % 512)]
+    padded = [
+        pax.tobuf(),
+        records + bytes(-len(records) % 512),
+        file.tobuf(),
+        body + bytes(-len(body) % 512),
+    ]
     return gzip.compress(b"".join(padded) + bytes(1024))
 
 
@@ -82,7 +100,9 @@ def at_most(size):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+@pytest.mark.parametrize(
+    "kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+)
 def test_a_tars_headers_are_bounded_before_they_are_read(kind, tmp_path):
     (tmp_path / "in.tgz").write_bytes(tar_of_headers(kind, 50_000_000))
     assert (tmp_path / "in.tgz").stat().st_size < 100_000
@@ -120,7 +140,9 @@ ZEROS = bytes(20_000_000)
 UNLISTED = {
     "after the end": lambda: gzip.compress(tar_with(entry("cat/7.png")) + ZEROS),
     "after the end, xz": lambda: lzma.compress(tar_with(entry("cat/7.png")) + ZEROS, preset=0),
-    "in a second stream": lambda: gzip.compress(tar_with(entry("cat/7.png"))) + gzip.compress(ZEROS),
+    "in a second stream": lambda: (
+        gzip.compress(tar_with(entry("cat/7.png"))) + gzip.compress(ZEROS)
+    ),
     "in a hidden file": lambda: archives.tarred({".x": ZEROS} | GOOD, "w:gz"),
 }
 
@@ -146,7 +168,10 @@ def test_a_member_of_a_zip_is_no_larger_in_memory_than_it_says(tmp_path):
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_by_methods_that_unpack_without_limit_is_refused(method, tmp_path):
     (tmp_path / "in").write_bytes(zip_with("cat/9.png", archives.picture(5), compression=method))
-    with pytest.raises(Failure, match=r"holds 'cat/9.png', not packed by deflate \(unpack it, and give the folder\)"):
+    with pytest.raises(
+        Failure,
+        match=r"holds 'cat/9.png', not packed by deflate \(unpack it, and give the folder\)",
+    ):
         Tree(tmp_path / "in")
 
 
@@ -174,18 +199,30 @@ def test_a_hostile_archive_is_refused_in_a_line_and_leaves_nothing(content, tmp_
     with pytest.raises(Failure) as refused:
         build("imagenet-slice", place / "out", images_from=place / "in")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
-    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["place", "place/in"]
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "place",
+        "place/in",
+    ]
     assert not os.path.exists("/tmp/evil.png")
 
 
-WHOLE = {"zip": archives.zipped(GOOD), "tar": archives.tarred(GOOD), "tgz": archives.tarred(GOOD, "w:gz")}
+WHOLE = {
+    "zip": archives.zipped(GOOD),
+    "tar": archives.tarred(GOOD),
+    "tgz": archives.tarred(GOOD, "w:gz"),
+}
 
 
 @settings(max_examples=60)
 @given(
-    kind=st.sampled_from(["zip", "tar", "tgz"]), cut=st.booleans(), at=st.floats(0, 0.999), bit=st.integers(0, 7)
-)  # fmt: skip
-def test_an_archive_that_is_cut_off_or_changed_gives_its_images_or_a_line(kind, cut, at, bit, tmp_path_factory):
+    kind=st.sampled_from(["zip", "tar", "tgz"]),
+    cut=st.booleans(),
+    at=st.floats(0, 0.999),
+    bit=st.integers(0, 7),
+)
+def test_an_archive_that_is_cut_off_or_changed_gives_its_images_or_a_line(
+    kind, cut, at, bit, tmp_path_factory
+):
     """What is read is what was in it, wherever it has a checksum, or reading fails as it should."""
     content = bytearray(WHOLE[kind])
     position = int(at * len(content))
@@ -223,11 +260,19 @@ def test_an_encrypted_zip_is_refused(tmp_path):
 
 def test_a_tar_of_tars_is_read_where_it_lies(tmp_path):
     inner = archives.tarred({"a.JPEG": b"first", "b.JPEG": b"second"})
-    tars = {"n1.tar": b"no tar", "n2.tar": inner, "without_end.tar": inner[:2048], "cut_off.tar": inner[:1536]}
+    tars = {
+        "n1.tar": b"no tar",
+        "n2.tar": inner,
+        "without_end.tar": inner[:2048],
+        "cut_off.tar": inner[:1536],
+    }
     (tmp_path / "out.tar").write_bytes(archives.tarred(tars))
     tree = Tree(tmp_path / "out.tar")
     for whole in tree.members[1:3]:
-        assert [member.read_bytes() for member in tree.members_of_tar(whole)] == [b"first", b"second"]
+        assert [member.read_bytes() for member in tree.members_of_tar(whole)] == [
+            b"first",
+            b"second",
+        ]
     for broken in (tree.members[0], tree.members[3]):
         with pytest.raises(Failure, match=f"damaged at {broken.name}"):
             tree.members_of_tar(broken)

@@ -14,16 +14,26 @@ from hvdtrain.data.sampling import BatchSampler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-IMAGE = torch.arange(1, 1 + 3 * 16 * 16, dtype=torch.int32).remainder(251).to(torch.uint8).view(3, 16, 16)
+IMAGE = (
+    torch.arange(1, 1 + 3 * 16 * 16, dtype=torch.int32)
+    .remainder(251)
+    .to(torch.uint8)
+    .view(3, 16, 16)
+)
 
 
 def changes(kind, seed=0):
-    return [Augment(kind, seed).change(IMAGE, epoch, index) for epoch in (1, 2) for index in range(40)]
+    return [
+        Augment(kind, seed).change(IMAGE, epoch, index) for epoch in (1, 2) for index in range(40)
+    ]
 
 
 def test_flip_mirrors_about_half():
     flipped = [torch.equal(image, IMAGE.flip(-1)) for image in changes("flip")]
-    assert all(torch.equal(image, IMAGE) or mirrored for image, mirrored in zip(changes("flip"), flipped, strict=True))
+    assert all(
+        torch.equal(image, IMAGE) or mirrored
+        for image, mirrored in zip(changes("flip"), flipped, strict=True)
+    )
     assert 0.3 < np.mean(flipped) < 0.7
 
 
@@ -40,7 +50,9 @@ def test_shift_moves_by_up_to_an_eighth_and_fills_with_black(kind, mirrors):
     assert (max(seen) >= 25) == mirrors
 
 
-@given(st.tuples(st.integers(1, 300), st.integers(1, 300)), st.integers(1, 99), st.integers(0, 10**6))
+@given(
+    st.tuples(st.integers(1, 300), st.integers(1, 300)), st.integers(1, 99), st.integers(0, 10**6)
+)
 def test_a_crop_lies_in_the_image(size, epoch, index):
     left, upper, right, lower = Augment("crop-flip", 0).box(size, epoch, index)
     assert -1e-9 <= left < right <= size[0] + 1e-9 and -1e-9 <= upper < lower <= size[1] + 1e-9
@@ -56,7 +68,9 @@ def test_crops_cover_eight_to_a_hundred_percent():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cache", [True, False])
-def test_what_a_sample_looks_like_does_not_depend_on_the_number_of_workers(kind, cache, small, monkeypatch):
+def test_what_a_sample_looks_like_does_not_depend_on_the_number_of_workers(
+    kind, cache, small, monkeypatch
+):
     if not cache:
         monkeypatch.setattr(loader, "CACHE_BYTES", 0)
     samples = scan(small).train

@@ -14,14 +14,14 @@ from helpers.processes import SMALL_TURNTABLE as SMALL
 from helpers.processes import run_python as run
 from PIL import Image
 
-from hvdtrain.config import recipes
+from hvdtrain.base.config import recipes
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.data import storage
 from hvdtrain.data.build import build
 from hvdtrain.data.commands import data
 from hvdtrain.data.find import locate_folder
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.recipe import Recipe
-from hvdtrain.errors import Failure, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,15 @@ def test_dataset_toml_says_what_the_folder_holds(digits):
         assert counts["validation"] == len(list((digits / "ValidationData" / name).iterdir()))
 
 
+def test_half_of_the_digits_may_be_to_validate_on_and_the_split_of_others_stays(digits, tmp_path):
+    half, usual = scan(build("digits", tmp_path / "half", validation=0.5)), scan(digits)
+    assert (len(usual.train), len(usual.validation)) == (1438, 359)
+    assert (len(half.train), len(half.validation)) == (899, 898)
+    assert {path.name for path, _ in usual.validation[:]} < {
+        path.name for path, _ in half.validation[:]
+    }
+
+
 def test_the_same_recipe_gives_the_same_bytes(digits, small, tmp_path):
     assert files(build("digits", tmp_path / "second")) == files(digits)
     assert files(build("turntable", tmp_path / "small", **SMALL)) == files(small)
@@ -82,7 +91,9 @@ def test_a_build_that_fails_half_way_leaves_nothing(tmp_path):
     # The system refuses to write any file above this size, as it does on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (800, limits[1]))
     try:
-        with pytest.raises(Failure, match=r"cannot build '.*out': File too large; nothing of it is left"):
+        with pytest.raises(
+            Failure, match=r"cannot build '.*out': File too large; nothing of it is left"
+        ):
             build("digits", tmp_path / "out", progress=lambda done, _: written.append(done))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -105,7 +116,9 @@ def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
 def test_what_a_killed_build_left_is_cleaned_up_by_the_next(tmp_path):
     out = tmp_path / "out"
-    child = run(f"from hvdtrain.data.build import Path, build; build('turntable', Path({str(out)!r}), objects=100)")
+    child = run(
+        f"from hvdtrain.data.build import Path, build; build('turntable', Path({str(out)!r}), objects=100)"
+    )
     with child:
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob(".out.*/*/*/obj*")) and time.monotonic() < deadline:
@@ -149,15 +162,21 @@ def test_what_appears_during_or_after_a_build_is_not_replaced(small, tmp_path):
         build("turntable", out, force=True, progress=meddle, **SMALL)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
     shutil.copytree(small, out, dirs_exist_ok=True)
-    with pytest.raises(UsageError, match=r"holds what `hvdtrain data build` has not put there \(mine\)"):
+    with pytest.raises(
+        UsageError, match=r"holds what `hvdtrain data build` has not put there \(mine\)"
+    ):
         build("turntable", out, force=True, **SMALL)
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [("", "which is not whole"), ("classes = 3", "was not made by"), ("options = 3", "was not made by"),
-     ("[classes.a]\ntrain = 'x'", "was not made by")],
-)  # fmt: skip
+    [
+        ("", "which is not whole"),
+        ("classes = 3", "was not made by"),
+        ("options = 3", "was not made by"),
+        ("[classes.a]\ntrain = 'x'", "was not made by"),
+    ],
+)
 def test_a_dataset_toml_that_lacks_something_is_a_line(more, says, tmp_path):
     out = build("turntable", tmp_path / "out", objects=2, views=2)
     (out / "dataset.toml").write_text(f'made_by = "hvdtrain data build"\n{more}\n')
@@ -178,7 +197,12 @@ def test_another_data_set_is_replaced_by_force_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [("file", "is a file"), ("file/out", "cannot write in"), ("/", "cannot be replaced"), (".", "cannot be replaced")],
+    [
+        ("file", "is a file"),
+        ("file/out", "cannot write in"),
+        ("/", "cannot be replaced"),
+        (".", "cannot be replaced"),
+    ],
 )
 def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch, place, words):
     (tmp_path / "file").touch()
@@ -209,7 +233,9 @@ def test_what_is_damaged_in_the_cache_is_built_anew(cache):
         ("folder", {"validation": float("nan")}, "validation nan is not a finite number"),
     ],
 )
-def test_a_wrong_name_or_option_is_refused_before_anything_is_written(tmp_path, name, options, words):
+def test_a_wrong_name_or_option_is_refused_before_anything_is_written(
+    tmp_path, name, options, words
+):
     with pytest.raises(UsageError, match=words):
         build(name, tmp_path / "new" / "out", **options)
     assert list(tmp_path.iterdir()) == []
@@ -219,9 +245,21 @@ def test_a_wrong_name_or_option_is_refused_before_anything_is_written(tmp_path, 
     ("old", "new", "words"),
     [
         ("licence", "license", "digits.toml: Object contains unknown field `license`"),
-        ('source = "digits"', "source = 7", r"digits.toml: Expected `str`, got `int` - at `\$.source`"),
-        ('"digits"', '"telepathy"', "digits.toml 'telepathy': choose from digits, files, folder, imagenet, "),
-        ('title = "Real handwritten digits"', "title = ", r"digits.toml: Invalid value \(at line 1"),
+        (
+            'source = "digits"',
+            "source = 7",
+            r"digits.toml: Expected `str`, got `int` - at `\$.source`",
+        ),
+        (
+            '"digits"',
+            '"telepathy"',
+            "digits.toml 'telepathy': choose from digits, files, folder, imagenet, ",
+        ),
+        (
+            'title = "Real handwritten digits"',
+            "title = ",
+            r"digits.toml: Invalid value \(at line 1",
+        ),
         ("Real handwritten", "Real \udce9", "digits.toml: 'utf-8' codec can't decode"),
     ],
 )

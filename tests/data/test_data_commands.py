@@ -8,9 +8,9 @@ from helpers import archives
 from helpers.processes import run_python
 from PIL import Image
 
-from hvdtrain.config import recipes
+from hvdtrain.base.config import recipes
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.data.commands import data
-from hvdtrain.errors import Failure, UsageError
 
 
 def invoke(*arguments):
@@ -25,7 +25,18 @@ def test_list_shows_every_recipe():
 
 
 def test_build_says_what_it_made_and_makes_it_once(tmp_path):
-    command = ("build", "turntable", "--objects", 2, "--views", 4, "--seed", 3, "--out", tmp_path / "out")
+    command = (
+        "build",
+        "turntable",
+        "--objects",
+        2,
+        "--views",
+        4,
+        "--seed",
+        3,
+        "--out",
+        tmp_path / "out",
+    )
     for options, works in ((), True), ((), False), (("--force",), True):
         done = invoke(*command, *options)
         assert done.exit_code == 0, done.output
@@ -69,7 +80,11 @@ def test_check_counts_and_decodes_every_image(folder):
     [
         ("TrainData/cat/3.jpg", archives.picture(3, (64, 64), "JPEG")[:-99], "3.jpg is damaged"),
         ("TestData/dog/0.png", b"", "0.png is not an image"),
-        ("ValidationData/dog/9.png", archives.picture(2), "in two parts: .*TrainData/cat/2.png and .*Data/dog/9.png"),
+        (
+            "ValidationData/dog/9.png",
+            archives.picture(2),
+            "in two parts: .*TrainData/cat/2.png and .*Data/dog/9.png",
+        ),
     ],
 )
 def test_check_says_what_is_wrong(name, content, words, folder):
@@ -82,18 +97,28 @@ def test_check_says_what_is_wrong(name, content, words, folder):
 def test_check_names_what_is_not_used(folder):
     before = invoke("check", folder).stdout
     assert "not used" not in before
-    archives.lay_out(folder / "TrainData", {
-        "cat/more/deep/d.JPG": b"x", "cat/t.tif": b"x", "cat/.DS_Store": b"x", "loose.png": archives.picture(901)
-    })  # fmt: skip
+    archives.lay_out(
+        folder / "TrainData",
+        {
+            "cat/more/deep/d.JPG": b"x",
+            "cat/t.tif": b"x",
+            "cat/.DS_Store": b"x",
+            "loose.png": archives.picture(901),
+        },
+    )
     (folder / "TrainData" / "dog" / "gone.png").symlink_to(folder / "nowhere")
     (folder / "TrainData" / "dog" / "loop.png").symlink_to("loop.png")
     result = invoke("check", folder)
     assert result.exit_code == 0, result.output
-    [note] = [line for line in result.stdout.splitlines() if line not in before.splitlines()]
-    named = (
-        "TrainData/cat/more, TrainData/cat/t.tif, TrainData/dog/gone.png, TrainData/dog/loop.png, TrainData/loose.png"
+    note, hidden = [line for line in result.stdout.splitlines() if line not in before.splitlines()]
+    unused = ("cat/more", "cat/t.tif", "dog/gone.png", "dog/loop.png", "loose.png")
+    named = ", ".join(f"TrainData/{path}" for path in unused)
+    assert note.startswith(
+        f"note: not used: 5 file(s) or folder(s): {named} (`hvdtrain data build folder --source"
     )
-    assert note.startswith(f"note: not used: 5 file(s) or folder(s): {named} (`hvdtrain data build folder --source")
+    assert hidden == (
+        "note: passed over: 1 hidden file(s) and folder(s), or left by systems: .DS_Store"
+    )
 
 
 # show
@@ -106,7 +131,9 @@ def test_show_draws_a_sheet_and_overwrites_nothing(folder, tmp_path):
         assert sheet.width >= 700 and len(sheet.convert("RGB").getcolors(10**7)) > 100
     before = out.read_bytes()
     for place in (out, tmp_path / "no" / "sheet.png"):
-        assert "name a new file, in a folder that exists" in str(invoke("show", folder, "--out", place).exception)
+        assert "name a new file, in a folder that exists" in str(
+            invoke("show", folder, "--out", place).exception
+        )
     assert out.read_bytes() == before
 
 
@@ -116,7 +143,16 @@ def test_show_draws_a_sheet_and_overwrites_nothing(folder, tmp_path):
 def test_build_takes_an_archive_and_says_what_it_made(tmp_path):
     archive = tmp_path / "in.zip"
     archive.write_bytes(archives.zipped(archives.imagenet100(archives.wnids(4), 5, 2)))
-    command = ("build", "imagenet-slice", "--archive", archive, "--num-classes", 3, "--test-fraction", 0.2)
+    command = (
+        "build",
+        "imagenet-slice",
+        "--archive",
+        archive,
+        "--num-classes",
+        3,
+        "--test-fraction",
+        0.2,
+    )
     result = invoke(*command, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "3 classes, 12 images in TrainData, 6 in ValidationData, 3 in TestData" in result.stdout

@@ -7,11 +7,11 @@ import pytest
 from helpers import archives
 from helpers.servers import serving
 
+from hvdtrain.base.errors import Failure
 from hvdtrain.data.build import build
 from hvdtrain.data.download import fetch
 from hvdtrain.data.folder import scan
 from hvdtrain.data.recipe import Recipe
-from hvdtrain.errors import Failure
 
 
 def recipe(content, *urls, **changed):
@@ -19,7 +19,7 @@ def recipe(content, *urls, **changed):
     origin["sha256"] = hashlib.sha256(content).hexdigest()
     return Recipe(
         "some", "t", "s", "imagenet", "l", "c", 1, 0, 0.2, "", {"classes": ""}, origin | changed
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -40,15 +40,21 @@ CONTENT = archives.zipped(archives.class_folders(["cat", "dog"], 5))
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
-def test_each_address_is_tried_and_what_is_not_what_was_published_is_not_kept(kind, serve, tmp_path):
+def test_each_address_is_tried_and_what_is_not_what_was_published_is_not_kept(
+    kind, serve, tmp_path
+):
     wrong, endless, right = serve(CONTENT[:-1] + b"?"), serve(CONTENT + bytes(99)), serve(CONTENT)
     some = recipe(CONTENT, "http://127.0.0.1:1/in.zip", wrong.url, endless.url)
     if kind == "md5":
         some.origin["md5"] = hashlib.md5(CONTENT).hexdigest()
         del some.origin["sha256"]
-    with pytest.raises(Failure, match=rf"1/in.zip: .*refused.*/in.zip: its {kind} is .*, not .*sends more than"):
+    with pytest.raises(
+        Failure, match=rf"1/in.zip: .*refused.*/in.zip: its {kind} is .*, not .*sends more than"
+    ):
         fetch(some)
-    assert not [path for path in (tmp_path / "cache" / "downloads").iterdir() if "lock" not in path.name]
+    assert not [
+        path for path in (tmp_path / "cache" / "downloads").iterdir() if "lock" not in path.name
+    ]
     some.origin["urls"].append(right.url)
     assert fetch(some).read_bytes() == CONTENT
 
@@ -65,7 +71,9 @@ def test_a_recipe_with_an_address_builds_by_name(serve, tmp_path, monkeypatch):
 def test_what_is_cut_off_is_told_and_fetched_anew(serve, capsys):
     server = serve(CONTENT)
     server.cuts = [100]
-    with pytest.raises(Failure, match=r"some cannot be downloaded \(.*cut off after 100 of .*\); try --archive"):
+    with pytest.raises(
+        Failure, match=r"some cannot be downloaded \(.*cut off after 100 of .*\); try --archive"
+    ):
         fetch(recipe(CONTENT, server.url))
     file = fetch(recipe(CONTENT, server.url))
     assert file.read_bytes() == CONTENT and "downloading some" in capsys.readouterr().err

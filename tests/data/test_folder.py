@@ -7,15 +7,25 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hvdtrain.base.errors import UsageError
+from hvdtrain.data import image
+from hvdtrain.data.contact_sheet import draw
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.loader import labels
-from hvdtrain.errors import UsageError
+from hvdtrain.data.packing import pack
 
-GOOD = ["TrainData/cat/1.png", "TrainData/dog/1.png", "ValidationData/cat/2.png", "ValidationData/dog/2.png"]
+GOOD = [
+    "TrainData/cat/1.png",
+    "TrainData/dog/1.png",
+    "ValidationData/cat/2.png",
+    "ValidationData/dog/2.png",
+]
 
 
 def make(root: Path, files: list[str]) -> Path:
-    """A folder with a real image of its own colour at each path; a path that ends with / is an empty folder."""
+    """A folder with a real image of its own colour at each path; a path that ends with / is an
+    empty folder.
+    """
     for number, name in enumerate(files):
         path = root / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -27,12 +37,18 @@ def make(root: Path, files: list[str]) -> Path:
 
 
 def test_samples_are_sorted_by_class_and_file_name(tmp_path):
-    root = make(tmp_path, ["TrainData/dog/b.png", "TrainData/dog/a.JPG", "TrainData/cat/z.webp", *GOOD])
+    root = make(
+        tmp_path, ["TrainData/dog/b.png", "TrainData/dog/a.JPG", "TrainData/cat/z.webp", *GOOD]
+    )
     images = scan(root)
     assert images.classes == ("cat", "dog")
     assert [(p.relative_to(root / "TrainData").as_posix(), label) for p, label in images.train] == [
-        ("cat/1.png", 0), ("cat/z.webp", 0), ("dog/1.png", 1), ("dog/a.JPG", 1), ("dog/b.png", 1),
-    ]  # fmt: skip
+        ("cat/1.png", 0),
+        ("cat/z.webp", 0),
+        ("dog/1.png", 1),
+        ("dog/a.JPG", 1),
+        ("dog/b.png", 1),
+    ]
     assert list(images.validation) == [(root / GOOD[2], 0), (root / GOOD[3], 1)]
 
 
@@ -60,7 +76,10 @@ def test_odd_names_are_listed(tmp_path):
 
 
 def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
-    root = make(tmp_path, [*GOOD, "TrainData/cat/.hidden.png", "TrainData/.git/1.png", "TrainData/cat/folder.png/"])
+    root = make(
+        tmp_path,
+        [*GOOD, "TrainData/cat/.hidden.png", "TrainData/.git/1.png", "TrainData/cat/folder.png/"],
+    )
     (root / "TrainData/cat/notes.txt").write_text("not an image")
     (root / "TrainData/README").write_text("not a class")
     (root / "TrainData/cat/loop.png").symlink_to("loop.png")
@@ -80,14 +99,36 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
             ["TrainData' has no class folders", "`hvdtrain data build "],
         ),
         ([*GOOD, "train/cat/1.png"], ["has TrainData and train, which mean the same"]),
-        (["train/metadata.csv", "train/1.png", *GOOD[2:]], ["train/metadata.csv' is not read", "train/<class>/"]),
-        (["train/cat/tabby/1.png", "train/dog/1.png", *GOOD[2:]], ["class 'cat' has images only in folders", "deeper"]),
+        (
+            ["train/metadata.csv", "train/1.png", *GOOD[2:]],
+            ["train/metadata.csv' is not read", "train/<class>/"],
+        ),
+        (
+            ["train/cat/tabby/1.png", "train/dog/1.png", *GOOD[2:]],
+            ["class 'cat' has images only in folders", "deeper"],
+        ),
         (GOOD[0::2], ["one class only, 'cat'"]),
-        ([*GOOD, "TrainData/cow/1.png"], ["only in TrainData: cow"]),
-        ([*GOOD, "ValidationData/emu/1.png"], ["only in ValidationData: emu"]),
-        ([*GOOD[:2], "ValidationData/Dog/1.png"], ["only in TrainData: cat, dog", "only in ValidationData: Dog"]),
-        ([*GOOD, "TrainData/ant/1.png", "ValidationData/ant/"], ["class 'ant' has no images", "ValidationData"]),
-        ([*GOOD, *(f"TrainData/x{i}/1.png" for i in range(9))], ["only in TrainData: x0, x1, x2, x3, x4 and 4 more"]),
+        (
+            [*GOOD, "ValidationData/emu/1.png"],
+            ["ValidationData of '", "has classes that TrainData has not: emu. Give TrainData"],
+        ),
+        (
+            [*GOOD[:2], "ValidationData/Dog/1.png"],
+            ["has classes that TrainData has not: Dog ('Dog' is 'dog' there)"],
+        ),
+        (
+            [*GOOD, *(f"ValidationData/x{i}/1.png" for i in range(9))],
+            ["TrainData has not: x0, x1, x2, x3, x4 and 4 more"],
+        ),
+        (
+            [*GOOD, "TrainData/ant/", "ValidationData/ant/1.png"],
+            ["class 'ant' has no images in '", "TrainData", "Remove the folder if it is no class"],
+        ),
+        (
+            [*GOOD[:2], "ValidationData/cat/", "ValidationData/dog/"],
+            ["class 'cat' has no images in '", "ValidationData"],
+        ),
+        ([f"photos/{name}" for name in GOOD], ["photos' has a training part: give that folder"]),
     ],
 )
 def test_a_folder_of_another_shape_is_refused_in_one_line(tmp_path, files, words):
@@ -101,13 +142,21 @@ def test_a_folder_of_another_shape_is_refused_in_one_line(tmp_path, files, words
 @pytest.mark.parametrize(
     ("train", "validation", "test"),
     [
-        ("train", "val", "test"), ("training", "validation", "testing"), ("Train", "valid", "eval"),
-        ("train", "dev", "evaluation"), ("train", "ValidationData", ""), ("train", "test", ""),
+        ("train", "val", "test"),
+        ("training", "validation", "testing"),
+        ("Train", "valid", "eval"),
+        ("train", "dev", "evaluation"),
+        ("train", "ValidationData", ""),
+        ("train", "test", ""),
     ],
-)  # fmt: skip
+)
 def test_parts_may_be_called_as_hugging_face_calls_them(train, validation, test, tmp_path):
     parts = [part for part in (train, validation, test) if part]
-    make(tmp_path, [f"{part}/{name}/{part}.png" for part in parts for name in ("cat", "dog")] + ["notes/cat/1.png"])
+    make(
+        tmp_path,
+        [f"{part}/{name}/{part}.png" for part in parts for name in ("cat", "dog")]
+        + ["notes/cat/1.png"],
+    )
     found = scan(tmp_path)
     assert found.classes == ("cat", "dog")
     assert [path.name for path, _ in found.train] == [f"{train}.png"] * 2
@@ -115,15 +164,129 @@ def test_parts_may_be_called_as_hugging_face_calls_them(train, validation, test,
     assert [path.name for path, _ in found.test] == ([f"{test}.png"] * 2 if test else [])
 
 
+def test_test_images_of_no_class_are_left_out_and_that_is_said(tmp_path):
+    """As Kaggle's `test/unknown/` beside good train/ and val/."""
+    found = scan(make(tmp_path, [*GOOD, "test/unknown/1.png"]))
+    assert (len(found.train), found.test) == (2, ())
+    [note] = found.notes
+    assert note == (
+        "the images in test are left out: some are in folders of no class of the training part "
+        "(unknown)"
+    )
+
+
+@pytest.mark.parametrize("empty", ["ValidationData/ant/", "ValidationData/ant/notes.txt", ""])
+def test_a_class_without_validation_images_is_trained_on_and_told(empty, tmp_path):
+    root = make(tmp_path, [*GOOD, "TrainData/ant/1.png", *([empty] if empty.endswith("/") else [])])
+    if empty.endswith(".txt"):
+        (root / empty).parent.mkdir()
+        (root / empty).write_text("none yet")
+    found = scan(root)
+    assert found.classes == ("ant", "cat", "dog")
+    assert list(found.validation) == [(root / GOOD[2], 1), (root / GOOD[3], 2)]
+    assert labels(found.validation).tolist() == [1, 2]
+    assert [found.validation[index] for index in (0, 1, -1)] == [
+        (root / GOOD[2], 1),
+        (root / GOOD[3], 2),
+        (root / GOOD[3], 2),
+    ]
+    told = "ValidationData has no images of 1 of the 3 classes: ant; accuracy is that of the others"
+    assert [note for note in found.notes if note == told] == [told]
+    assert content_hash(found).startswith("sha256:")
+
+
+def test_what_systems_leave_is_no_class_and_no_image_and_is_counted(tmp_path):
+    root = make(
+        tmp_path,
+        [
+            *GOOD,
+            "TrainData/__MACOSX/cat/1.png",
+            "TrainData/#recycle/1.png",
+            "TrainData/$RECYCLE.BIN/1.png",
+            "ValidationData/.ipynb_checkpoints/1.png",
+            "TrainData/cat/@eaDir/1.png/SYNOPHOTO_THUMB_XL.png",
+            "ValidationData/@eaDir/1.png",
+            "__MACOSX/TrainData/cat/1.png",
+        ],
+    )
+    for name in ("TrainData/cat/Thumbs.db", "TrainData/dog/desktop.ini", "TrainData/cat/._1.png"):
+        (root / name).write_bytes(b"\0\5\x16\7")
+    found = scan(root)
+    assert found.classes == ("cat", "dog")
+    assert (len(found.train), len(found.validation)) == (2, 2)
+    [note] = found.notes
+    assert note == (
+        "passed over: 9 hidden file(s) and folder(s), or left by systems: #recycle, $RECYCLE.BIN, "
+        "._1.png, .ipynb_checkpoints, @eaDir and 3 more"
+    )
+
+
+def test_every_ending_of_a_format_is_taken_and_no_file_is_opened(tmp_path, monkeypatch):
+    endings = ("jfif", "jpe", "JPG", "pjpeg", "dib", "apng", "mpo")
+    root = make(tmp_path, GOOD)
+    for ending in endings:
+        shutil.copy(root / GOOD[0], root / "TrainData" / "cat" / f"x.{ending}")
+    monkeypatch.setattr(image, "is_image_file", None)
+    found = scan(root)
+    assert len(found.train) == 2 + len(endings) and not found.notes
+
+
+def test_names_without_an_ending_are_looked_into(tmp_path):
+    root = make(tmp_path, GOOD)
+    for name in ("0001", "a.jpg?w=300", "b.jpg-large", "c.2019"):
+        shutil.copy(root / GOOD[0], root / "TrainData" / "cat" / name)
+    (root / "TrainData" / "cat" / "README").write_text("no image")
+    found = scan(root)
+    assert len(found.train) == 6
+    [note] = found.notes
+    assert "not used: 1 file(s) or folder(s): TrainData/cat/README" in note
+
+
+def test_a_class_is_the_same_however_its_accents_are_written(tmp_path):
+    """macOS writes them apart from their letters."""
+    composed, apart = "Schr\u00e4ube", "Schra\u0308ube"
+    root = make(tmp_path, [*GOOD, f"TrainData/{composed}/1.png", f"ValidationData/{apart}/1.png"])
+    found = scan(root)
+    assert found.classes == (composed, "cat", "dog") and not found.notes
+    assert found.validation[0] == (root / "ValidationData" / apart / "1.png", 0)
+    assert found.validation[0][0].is_file()
+
+
+def test_a_class_in_latin_1_is_trained_on_named_as_it_reads_and_not_packed(tmp_path):
+    root = make(tmp_path / "photos", [*GOOD, "TrainData/tea/1.png", "ValidationData/tea/1.png"])
+    odd = os.fsdecode(b"caf\xe9")
+    for part in ("TrainData", "ValidationData"):
+        (root / part / "tea").rename(root / part / odd)
+    found = scan(root)
+    assert set(found.classes) == {odd, "cat", "dog"}
+    [note] = found.notes
+    assert "the name of class 'café' is not UTF-8" in note and "`convmv -f latin1" in note
+    with pytest.raises(UsageError, match="the name of class 'café' is not UTF-8"):
+        pack(found, str(tmp_path / "packed"), 2**20, False, lambda *_: None)
+    draw(found, 2, tmp_path / "sheet.png")
+    assert (tmp_path / "sheet.png").is_file()
+
+
+def test_tiny_imagenet_as_it_is_is_refused_with_the_way_on(tmp_path):
+    root = make(tmp_path, [*GOOD[:2], "ValidationData/images/val_0.png"])
+    (root / "ValidationData" / "val_annotations.txt").write_text("val_0.png\tcat\n")
+    words = r"have their classes in val_annotations.txt: `hvdtrain data build folder --source "
+    with pytest.raises(UsageError, match=words):
+        scan(root)
+
+
 def test_test_images_without_classes_are_left_alone(tmp_path):
-    assert scan(make(tmp_path, [*GOOD, "test/1.png", "test/2.png"])).test == ()
+    found = scan(make(tmp_path, [*GOOD, "test/1.png", "test/2.png"]))
+    assert found.test == ()
+    assert found.notes == ("the images in test are left out: they are in no class folders",)
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
     (tmp_path / "archive.zip").write_bytes(b"PK")
     for name, words in (
-        ("nowhere", r"there is no folder '.*hvdtrain data list"), ("archive.zip", "is not a folder"),
+        ("nowhere", r"there is no folder '.*hvdtrain data list"),
+        ("archive.zip", r"is not a folder.* `hvdtrain data build folder --source .*archive.zip "),
         ("x" * 300, "cannot read '.*xxx': File name too long"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match=words):
             scan(tmp_path / name)

@@ -1,4 +1,6 @@
-"""What says that two runs had the same images: without reading many, another as soon as images are added or renamed."""
+"""What says that two runs had the same images: without reading many, another as soon as images are
+added or renamed.
+"""
 
 import json
 import shutil
@@ -8,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 from helpers.jobs import make_images
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.world.place import World
 from hvdtrain.data import identity as identities
 from hvdtrain.data.commands import data
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.identity import identity
-from hvdtrain.world.place import World
 
 
 @pytest.fixture
@@ -68,7 +70,9 @@ def test_of_a_large_folder_a_sample_is_read(limit, unread, root, monkeypatch):
     assert identity(scan(root)) != before
 
 
-def test_a_large_built_folder_and_copies_of_it_have_what_it_was_built_with(unread, small, tmp_path, monkeypatch):
+def test_a_large_built_folder_and_copies_of_it_have_what_it_was_built_with(
+    unread, small, tmp_path, monkeypatch
+):
     monkeypatch.setattr(identities, "READ_FILES", 0)
     built = tomllib.loads((small / "dataset.toml").read_text())["content"]["hash"]
     copy = shutil.copytree(small, tmp_path / "copy")
@@ -80,15 +84,19 @@ def test_a_large_built_folder_and_copies_of_it_have_what_it_was_built_with(unrea
 
 
 def test_a_server_looks_at_no_images(tmp_path):
-    from hvdtrain.rank.work import prepare
-    from hvdtrain.training.resume import is_finished
+    from hvdtrain.job.rank.prepare import prepare
+    from hvdtrain.job.training.resume import is_finished
 
     config = RunConfig(mode="ps-async", servers=1, dataset=str(tmp_path / "nosuch"), epochs=3)
     world = World("mpirun", rank=0, size=3, local_rank=0, local_size=3, servers=1)
     assert not prepare(config, world, tmp_path / "run", 1, resuming=False).finished
     (tmp_path / "run").mkdir()
     config.write(tmp_path / "run" / "config.toml")
-    for steps, finished in ((6, True), (5, False)):  # three epochs of 64 samples in batches of 32 have 6 steps
+    # three epochs of 64 samples in batches of 32 have 6 steps
+    for steps, finished in (
+        (6, True),
+        (5, False),
+    ):
         summary = {"steps": steps, "wall_s": 1.0, "evaluations": []}
         (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
         (tmp_path / "run" / "manifest.json").write_text(json.dumps({"train_samples": 64}))

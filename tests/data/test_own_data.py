@@ -1,17 +1,19 @@
-"""A user's own data: tensors and labels as they come, each sample once an epoch; what cannot be used is refused."""
+"""A user's own data: tensors and labels as they come, each sample once an epoch; what cannot be
+used is refused.
+"""
 
 import pytest
 import torch
 from helpers.own import TEXT, written
 from torch.utils.data import TensorDataset
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
 from hvdtrain.data import own
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.identity import identity
 from hvdtrain.data.loader import OwnLoader, example, open_loader
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.errors import UsageError
 from hvdtrain.runs.request import check
 
 WRONG = """
@@ -33,6 +35,7 @@ def several_labels(): return TensorDataset(x, torch.ones(6, 3, dtype=torch.long)
 def triples(): return TensorDataset(x, y, y), good
 def pictures(): return Pairs(lambda i: ("a picture", 0)), good
 def lengths(): return [Pairs(lambda i: (torch.ones(i + 1), 0))] * 2
+def not_a_number(): return Pairs(lambda i: (torch.tensor([1.0, float("nan")]), i % 3)), good
 def random(): return Pairs(lambda i: (torch.rand(4), i % 3)), good
 def other_shape(): return good, TensorDataset(torch.rand(6, 5), y)
 def one_class(): return TensorDataset(x, 0 * y), TensorDataset(x, 0 * y)
@@ -49,16 +52,24 @@ def fails(): raise OSError("no disk")
 def test_tokens_are_batches_as_they_are_and_each_sample_comes_once(tmp_path):
     name = f"{written(tmp_path, TEXT)}:data"
     data = find_dataset(name)
-    assert (len(data.train), len(data.validation), data.test) == (250, 50, ()) and data.classes == ("0", "1", "2")
+    assert (len(data.train), len(data.validation), data.test) == (250, 50, ()) and data.classes == (
+        "0",
+        "1",
+        "2",
+    )
     loader, sampler = open_loader(data.train, 0, 1), BatchSampler(250, 32, 0, 1, 2)
     assert isinstance(loader, OwnLoader)
     seen = []
     for share, (tokens, labels) in loader.batches(sampler.epoch(1)):
-        assert tokens.dtype == torch.int64 and torch.equal(tokens, data.train.dataset.tensors[0][share.indices])
+        assert tokens.dtype == torch.int64 and torch.equal(
+            tokens, data.train.dataset.tensors[0][share.indices]
+        )
         assert torch.equal(labels, data.train.dataset.tensors[1][share.indices])
         seen += share.indices[: share.counted]
     assert len(set(seen)) == len(seen) == 7 * 16 + 13
-    assert data.validation[3][0].name == "validation 3" and data.validation[3][1] == int(data.validation.labels[3])
+    assert data.validation[3][0].name == "validation 3" and data.validation[3][1] == int(
+        data.validation.labels[3]
+    )
     assert example(data.train, 0, 2).shape == (2, 12)
 
 
@@ -69,12 +80,19 @@ def test_what_is_not_kept_is_read_anew(tmp_path, monkeypatch):
     plan = BatchSampler(250, 32, 0, 0, 1)
     batches = list(open_loader(data.train, 0, 1).batches(plan.epoch(2)))
     assert sorted(index for share, _ in batches for index in share.indices) == list(range(250))
-    assert all(torch.equal(rows, data.train.dataset.tensors[0][share.indices]) for share, (rows, _) in batches)
+    assert all(
+        torch.equal(rows, data.train.dataset.tensors[0][share.indices])
+        for share, (rows, _) in batches
+    )
 
 
 def test_its_hash_is_of_what_is_in_it(tmp_path):
-    one, same = (identity(find_dataset(f"{written(tmp_path, TEXT, name)}:data")) for name in ("a.py", "b.py"))
-    other = identity(find_dataset(f"{written(tmp_path, TEXT.replace('x < 10', 'x < 11'), 'c.py')}:data"))
+    one, same = (
+        identity(find_dataset(f"{written(tmp_path, TEXT, name)}:data")) for name in ("a.py", "b.py")
+    )
+    other = identity(
+        find_dataset(f"{written(tmp_path, TEXT.replace('x < 10', 'x < 11'), 'c.py')}:data")
+    )
     assert one == same != other and one.startswith("sha256:")
 
 
@@ -84,8 +102,19 @@ def test_floats_are_float32_and_labels_may_be_numbers_of_any_kind(tmp_path):
     rows = [(np.full(3, i / 7), np.int32(i % 2)) for i in range(4)]
     samples = own.OwnSamples("mine.py:data", "training", rows)
     values, labels = samples.batch([3, 0])
-    assert values.dtype == torch.float32 and values[0, 0] == pytest.approx(3 / 7) and labels.tolist() == [1, 0]
-    assert len(own.OwnSamples("mine.py:data", "training", TensorDataset(torch.rand(3, 2), torch.zeros(3).long()))) == 3
+    assert (
+        values.dtype == torch.float32
+        and values[0, 0] == pytest.approx(3 / 7)
+        and labels.tolist() == [1, 0]
+    )
+    assert (
+        len(
+            own.OwnSamples(
+                "mine.py:data", "training", TensorDataset(torch.rand(3, 2), torch.zeros(3).long())
+            )
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +127,11 @@ def test_floats_are_float32_and_labels_may_be_numbers_of_any_kind(tmp_path):
         ("several_labels", "since the loss is cross-entropy"),
         ("triples", "has tuple as sample 0, and not (tensor, label)"),
         ("pictures", "has a str in sample 0: make a tensor of it"),
-        ("lengths", "has torch.float32 of shape [2] in sample 1, and torch.float32 of [1] in the first"),
+        (
+            "lengths",
+            "has torch.float32 of shape [2] in sample 1, and torch.float32 of [1] in the first",
+        ),
+        ("not_a_number", "has NaN or infinity in sample 0: replace it"),
         ("random", "each time it is read: leave random changes out"),
         (
             "other_shape",

@@ -1,4 +1,6 @@
-"""Which worker sees which sample when: whatever the number of workers, they train on the same global batches."""
+"""Which worker sees which sample when: whatever the number of workers, they train on the same
+global batches.
+"""
 
 from itertools import chain, count, islice
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.data.sampling import SPREAD, BatchSampler, Share, packing_order, permutation
-from hvdtrain.training.step import digest
+from hvdtrain.job.training.step import digest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,7 +24,9 @@ def jobs(draw):
     batch = workers * draw(st.integers(1, 12))
     seed, epoch = draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 50))
     block = draw(st.sampled_from([0, 1, 7, 100, 10_000]))
-    plans = [BatchSampler(samples, batch, seed, worker, workers, block) for worker in range(workers)]
+    plans = [
+        BatchSampler(samples, batch, seed, worker, workers, block) for worker in range(workers)
+    ]
     return plans, epoch, BatchSampler(samples, batch, seed, 0, 1, block)
 
 
@@ -64,6 +68,12 @@ def test_so_many_samples_are_in_all_batches_up_to_a_step():
     assert [sampler.trained(step) for step in range(8)] == [0, 4, 8, 10, 14, 18, 20, 24]
 
 
+def test_of_an_epoch_of_whole_batches_each_has_as_many_samples():
+    sampler = BatchSampler(66, 32, 0, 1, 2).of_whole_batches()
+    assert [len(share.indices) for share in sampler.epoch(1)] == [16, 16]
+    assert BatchSampler(10, 32, 0, 0, 1).of_whole_batches().steps_per_epoch == 1
+
+
 def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
     first = permutation(1000, 1, 1)
     np.random.seed(9)
@@ -71,7 +81,8 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
     assert (permutation(1000, 1, 1) == first).all()
     for other in (permutation(1000, 2, 1), permutation(1000, 1, 2)):
         assert (other != first).mean() > 0.9
-    # (seed 1, epoch 2) and (seed 2, epoch 1) must not be the same shuffle, as they are where the two are added.
+    # (seed 1, epoch 2) and (seed 2, epoch 1) must not be the same shuffle, as they are where the
+    # two are added.
     assert (permutation(1000, 2, 1) != permutation(1000, 1, 2)).mean() > 0.9
 
 
@@ -83,9 +94,15 @@ def test_in_blocks_few_row_groups_are_read_at_a_time():
     for order in orders:
         read = group[order]
         assert len(set(read[:32].tolist())) <= 3  # at first
-        assert max(len(set(read[k : k + block].tolist())) for k in range(0, samples, block)) <= SPREAD + 3
-        first = np.sort([np.flatnonzero(read == number)[0] for number in range(samples // block + 1)])
-        assert np.diff(first).max() < 4 * block  # a new one every now and then, and never many at once
+        assert (
+            max(len(set(read[k : k + block].tolist())) for k in range(0, samples, block))
+            <= SPREAD + 3
+        )
+        first = np.sort(
+            [np.flatnonzero(read == number)[0] for number in range(samples // block + 1)]
+        )
+        # a new one every now and then, and never many at once
+        assert np.diff(first).max() < 4 * block
         # What comes near each other is mixed: of the neighbours in a group few are in the order.
         assert (np.diff(np.argsort(order)[packing_order(samples)]) == 1).mean() < 0.02
     assert (orders[0] != orders[1]).mean() > 0.9 and (orders[0] != orders[2]).mean() > 0.9
@@ -95,7 +112,12 @@ def test_in_blocks_few_row_groups_are_read_at_a_time():
 def weighted_mean(plans, epoch, gradients):
     """What workers average: [steps, parameters], each worker's mean gradient times its weight."""
     steps = zip(*[plan.epoch(epoch) for plan in plans], strict=True)
-    return np.array([np.mean([s.weight * gradients[s.indices].mean(0) for s in shares], axis=0) for shares in steps])
+    return np.array(
+        [
+            np.mean([s.weight * gradients[s.indices].mean(0) for s in shares], axis=0)
+            for shares in steps
+        ]
+    )
 
 
 @given(jobs(), st.integers(0, 99))
@@ -161,18 +183,29 @@ def test_what_a_worker_decodes_at_once_is_what_it_trains_on(job, after, more):
         steps = chain.from_iterable(plan.epoch(epoch) for epoch in count(1))
         trained = {index for share in islice(steps, after, after + more) for index in share.indices}
         needed = set(plan.needed(after, after + more))
-        assert needed == trained if more <= alone.steps_per_epoch else needed == set(range(plan.samples))
+        assert (
+            needed == trained
+            if more <= alone.steps_per_epoch
+            else needed == set(range(plan.samples))
+        )
         assert set(plan.needed(after, None)) == set(range(plan.samples))
 
 
 @given(st.integers(1, 300), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
 def test_shares_by_speed_are_the_batch_in_order_in_proportion_and_none_is_empty(batch, speeds):
     workers = len(speeds)
-    shares = [BatchSampler(batch, batch, 3, worker, workers).share(worker, speeds) for worker in range(workers)]
-    assert [index for share in shares for index in counted(share)] == BatchSampler(batch, batch, 3, 0, 1).share(
-        0
-    ).indices
+    shares = [
+        BatchSampler(batch, batch, 3, worker, workers).share(worker, speeds)
+        for worker in range(workers)
+    ]
+    assert [index for share in shares for index in counted(share)] == BatchSampler(
+        batch, batch, 3, 0, 1
+    ).share(0).indices
     assert sum(share.weight for share in shares) == pytest.approx(workers)
     assert all(share.counted for share in shares) or batch < workers
     for share, speed in zip(shares, speeds, strict=True):
-        assert abs(share.counted - batch * speed / sum(speeds)) <= 2 or share.counted == 1 or workers > 2
+        assert (
+            abs(share.counted - batch * speed / sum(speeds)) <= 2
+            or share.counted == 1
+            or workers > 2
+        )

@@ -3,21 +3,26 @@
 import pytest
 import torch
 
+from hvdtrain.base.config.command_line import given_options
 from hvdtrain.comparing.command import compare
-from hvdtrain.config.command_line import given_options
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.identity import identity
-from hvdtrain.data.image import check, native_side, read
+from hvdtrain.data.image import check, read
+from hvdtrain.data.image_side import native_side
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampling import Share
-from hvdtrain.rank.command import train
+from hvdtrain.job.rank.command import train
 
 
 def test_it_is_the_same_everywhere_and_opens_no_image(monkeypatch):
     monkeypatch.setattr("hvdtrain.data.loader.open_image", None)
     data = find_dataset("synthetic")
     assert (len(data.train), len(data.validation), len(data.classes)) == (1280, 64, 1000)
-    assert identity(data) == "synthetic:1" and native_side(data) == 224 and data == find_dataset("synthetic")
+    assert (
+        identity(data) == "synthetic:1"
+        and native_side(data) == 224
+        and data == find_dataset("synthetic")
+    )
     loader = Loader(data.train[:96], side=32, threads=1)
     shares = [Share(1, 1, list(range(first, first + 32)), 1.0, 32) for first in (0, 32, 64)]
     (_, (images, labels)), (_, (others, _)), (_, (equal, _)) = loader.batches(shares)

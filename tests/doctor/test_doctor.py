@@ -1,4 +1,6 @@
-"""What `hvdtrain doctor` says of an environment that is whole, and of ones that are broken for real."""
+"""What `hvdtrain doctor` says of an environment that is whole, and of ones that are broken for
+real.
+"""
 
 import importlib.metadata
 import json
@@ -11,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.config import recipes
-from hvdtrain.doctor import machine, software
-from hvdtrain.doctor.command import CHECKS
-from hvdtrain.doctor.findings import MISSING, OK, WARNING
+from hvdtrain.base.config import recipes
+from hvdtrain.tools.doctor import machine, software
+from hvdtrain.tools.doctor.command import CHECKS
+from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING
 
 BUILD = Path(__file__).parents[2] / "launchers" / "horovod-build"
 
@@ -23,7 +25,9 @@ def run(*arguments, python=sys.executable, cwd=None, **environment):
     # Not from the checkout, where `-m` would find this very package first.
     command = [str(python), "-m", "hvdtrain", "doctor", *arguments]
     env = os.environ | environment
-    return subprocess.run(command, env=env, cwd=cwd or Path(python).parent, capture_output=True, text=True)
+    return subprocess.run(
+        command, env=env, cwd=cwd or Path(python).parent, capture_output=True, text=True
+    )
 
 
 def rows(process):
@@ -78,10 +82,20 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
         (programs / name).unlink()
     for file in [packages / "torch", *packages.glob("torch-*")]:
         file.unlink()
-    process = run("--json", "--launcher", "yarn", python=programs / "python", PATH=str(tmp_path), CXX="")
+    process = run(
+        "--json", "--launcher", "yarn", python=programs / "python", PATH=str(tmp_path), CXX=""
+    )
     found = rows(process)
     assert process.returncode == 1
-    needed = ["torch", "torch loads", "Horovod loads", "Horovod: MPI", "mpirun", "two processes", "yarn"]
+    needed = [
+        "torch",
+        "torch loads",
+        "Horovod loads",
+        "Horovod: MPI",
+        "mpirun",
+        "two processes",
+        "yarn",
+    ]
     assert process.stderr.strip().endswith(f"put right: {', '.join(needed)}")
     others = {"Horovod: Gloo", "Horovod: NCCL", "horovodrun", "C++ compiler, make", "GPUs"}
     assert missing(found) == {*needed, *others}
@@ -91,7 +105,9 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
     assert found["two processes"]["found"] == "mpirun cannot be started"
 
 
-@pytest.mark.parametrize(("size", "words"), [(0, "ImportError: "), (100_000, "the process is ended by SIG")])
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "ImportError: "), (100_000, "the process is ended by SIG")]
+)
 def test_a_horovod_that_does_not_load(environment, size, words):
     programs, packages = environment
     horovod = packages / "horovod"
@@ -124,7 +140,9 @@ def test_a_check_that_raises_does_not_hide_the_others(tmp_path):
     found = rows(process)
     assert process.returncode == 1
     assert missing(found) == {"two processes", "cache"}
-    assert found["two processes"]["found"].startswith("cannot be checked: UsageError: unknown launcher 'local'")
+    assert found["two processes"]["found"].startswith(
+        "cannot be checked: UsageError: unknown launcher 'local'"
+    )
     assert found["cache"]["found"] == f"{tmp_path / 'file'} cannot be written: Not a directory"
 
 
@@ -140,7 +158,11 @@ def test_a_machine_without_shared_memory_and_name(tmp_path):
     assert process.stderr.strip().endswith("put right: /dev/shm")
     shown = [" ".join(line.split()) for line in process.stdout.splitlines()]
     assert "missing /dev/shm 8 MB, 8 MB free" in shown
-    assert [line for line in shown if line.startswith("warning host name nowhere.invalid does not resolve")]
+    assert [
+        line
+        for line in shown
+        if line.startswith("warning host name nowhere.invalid does not resolve")
+    ]
 
 
 # ---- Single checks
@@ -160,12 +182,27 @@ def test_another_program_that_a_shell_would_take(tmp_path, monkeypatch):
     [
         ("0::/\n", {"cpu.max": "150000 100000\n", "memory.max": "1000000\n"}, 1.5, 1e6),
         # What is above limits as well: a batch system's job, then one of its steps.
-        ("0::/job/step\n", {"job/cpu.max": "200000 100000", "job/step/cpu.max": "max 100000"}, 2, "inf"),
+        (
+            "0::/job/step\n",
+            {"job/cpu.max": "200000 100000", "job/step/cpu.max": "max 100000"},
+            2,
+            "inf",
+        ),
         ("0::/job/step\n", {"job/memory.max": "max", "job/step/memory.max": "5"}, "inf", 5),
         # Seen from within a container: the path is the host's, the top is the container's own.
         ("0::/docker/1\n", {"cpu.max": "50000 100000"}, 0.5, "inf"),
-        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, "inf", "inf"),
-        ("3:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"}, 3, "inf"),
+        (
+            "3:cpu,cpuacct:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            "inf",
+            "inf",
+        ),
+        (
+            "3:cpu:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"},
+            3,
+            "inf",
+        ),
         ("2:cpuset:/\n4:memory:/\n0::/\n", {"memory/memory.limit_in_bytes": "7\n"}, "inf", 7),
     ],
 )
@@ -181,7 +218,10 @@ def test_limits_of_control_groups(tmp_path, own, files, cores, memory):
 
 @pytest.mark.parametrize(
     ("text", "finding"),
-    [("always [madvise] never\n", (OK, "madvise")), ("always madvise [never]\n", (WARNING, "never"))],
+    [
+        ("always [madvise] never\n", (OK, "madvise")),
+        ("always madvise [never]\n", (WARNING, "never")),
+    ],
 )
 def test_huge_pages(tmp_path, text, finding):
     (tmp_path / "enabled").write_text(text)
@@ -191,12 +231,19 @@ def test_huge_pages(tmp_path, text, finding):
 
 def built(call):
     """What the build of Horovod says before cmake looks."""
-    words = [sys.executable, "-c", f"{call}import hvdtrain_horovod_build as build; build.check_tools()"]
-    return subprocess.run(words, env=os.environ | {"PYTHONPATH": str(BUILD)}, capture_output=True, text=True)
+    words = [
+        sys.executable,
+        "-c",
+        f"{call}import hvdtrain_horovod_build as build; build.check_tools()",
+    ]
+    return subprocess.run(
+        words, env=os.environ | {"PYTHONPATH": str(BUILD)}, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize(
-    ("tools", "missing"), [(["c++", "make"], ""), (["c++"], "make"), ([], "a C++ compiler and make")]
+    ("tools", "missing"),
+    [(["c++", "make"], ""), (["c++"], "make"), ([], "a C++ compiler and make")],
 )
 def test_what_building_horovod_lacks_is_said(tools, missing, tmp_path, monkeypatch):
     """By doctor, and by the build itself."""
@@ -207,12 +254,21 @@ def test_what_building_horovod_lacks_is_said(tools, missing, tmp_path, monkeypat
     monkeypatch.setenv("CXX", "")
     monkeypatch.delenv("CMAKE_GENERATOR", raising=False)
     finding = software.compiler()
-    assert finding.status == (MISSING if missing else OK) and ("make" in finding.advice) == bool(missing)
-    wanted = f"building Horovod needs {missing}: install build-essential, or g++ and make\n" if missing else ""
+    assert finding.status == (MISSING if missing else OK) and ("make" in finding.advice) == bool(
+        missing
+    )
+    wanted = (
+        f"building Horovod needs {missing}: install build-essential, or g++ and make\n"
+        if missing
+        else ""
+    )
     assert (built("").returncode, built("").stderr) == (bool(missing), wanted)
 
 
 def test_a_python_without_headers_is_told_before_horovod_is_built():
     """As Debian's python3 is, without python3-dev."""
     done = built("import sysconfig; sysconfig.get_path = lambda _: 'nowhere'; ")
-    assert done.returncode == 1 and "nowhere has no Python.h: install python3-dev, or set UV_PYTHON" in done.stderr
+    assert (
+        done.returncode == 1
+        and "nowhere has no Python.h: install python3-dev, or set UV_PYTHON" in done.stderr
+    )

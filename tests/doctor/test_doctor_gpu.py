@@ -1,14 +1,22 @@
-"""What `hvdtrain doctor` says of GPUs that this machine need not have: told from the facts that the probe prints."""
+"""What `hvdtrain doctor` says of GPUs that this machine need not have: told from the facts that the
+probe prints.
+"""
 
 import pytest
 
-from hvdtrain.doctor import software
-from hvdtrain.doctor.findings import MISSING, OK, WARNING
+from hvdtrain.tools.doctor import software
+from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING
 
 FACTS = {
-    "torch": True, "gpus": ["NVIDIA H200 (151 GB, sm_90)"] * 2, "cuda": "13.2", "torch_nccl": [2, 30, 7],
-    "Horovod": True, "Gloo": True, "MPI": True, "NCCL": 23007,
-}  # fmt: skip
+    "torch": True,
+    "gpus": ["NVIDIA H200 (151 GB, sm_90)"] * 2,
+    "cuda": "13.2",
+    "torch_nccl": [2, 30, 7],
+    "Horovod": True,
+    "Gloo": True,
+    "MPI": True,
+    "NCCL": 23007,
+}
 
 
 def test_the_probe_prints_the_facts_that_the_checks_read():
@@ -28,11 +36,23 @@ def test_a_machine_where_all_fits_together():
     ("check", "changes", "status", "found", "advice"),
     [
         (software.gpus, {"gpus": []}, OK, "none: training runs on the CPU", ""),
-        (software.horovod_nccl, {"NCCL": 0}, WARNING, "not built in", "HOROVOD_GPU_OPERATIONS=NCCL uv sync"),
+        (
+            software.horovod_nccl,
+            {"NCCL": 0},
+            WARNING,
+            "not built in",
+            "HOROVOD_GPU_OPERATIONS=NCCL uv sync",
+        ),
         (software.horovod_nccl, {"NCCL": 0, "gpus": []}, OK, "there is no GPU", ""),
-        (software.horovod_nccl, {"NCCL": 22105}, WARNING, "built with 2.21.5, not torch's", "--reinstall"),
+        (
+            software.horovod_nccl,
+            {"NCCL": 22105},
+            WARNING,
+            "built with 2.21.5, not torch's",
+            "--reinstall",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_together_is_named_with_what_to_do(check, changes, status, found, advice):
     finding = check(FACTS | changes)
     assert finding.status == status

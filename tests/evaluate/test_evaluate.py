@@ -1,4 +1,6 @@
-"""`hvdtrain evaluate`: what a saved model says of held-out images, checked against training's own evaluation."""
+"""`hvdtrain evaluate`: what a saved model says of held-out images, checked against training's own
+evaluation.
+"""
 
 import csv
 import dataclasses
@@ -15,16 +17,16 @@ from helpers.jobs import hvdtrain
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
 from hvdtrain.data.find import find_dataset
-from hvdtrain.errors import UsageError
-from hvdtrain.evaluate import command, files
-from hvdtrain.evaluate.predictions import predict
-from hvdtrain.rank.results import WEIGHTS
-from hvdtrain.rank.work import initial_model
-from hvdtrain.runs.request import config_of
-from hvdtrain.runs.snapshot import BEST
-from hvdtrain.training.feed import Normalise
+from hvdtrain.job.rank.results import WEIGHTS
+from hvdtrain.job.recording.snapshot import BEST
+from hvdtrain.job.training.feed import Normalise
+from hvdtrain.job.training.model import initial_model
+from hvdtrain.runs.request import read_run_config
+from hvdtrain.tools.evaluate import command, files
+from hvdtrain.tools.evaluate.predictions import predict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,7 +48,9 @@ def refused(*words):
 
 
 def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +87,10 @@ def test_files_and_screen_agree_with_the_evaluation_at_the_end_of_training(run):
     assert figures["loss"] == pytest.approx(summary["val_loss"], rel=1e-6)
     assert 0.2 < figures["top1"] < figures["top5"] <= 1  # or this run shows nothing
     images = f"{figures['images']} validation images by {WEIGHTS}"
-    assert f"{images}: loss {figures['loss']:.4f}, top-1 accuracy {figures['top1']:.4f}, top-5 " in shown
+    assert (
+        f"{images}: loss {figures['loss']:.4f}, top-1 accuracy {figures['top1']:.4f}, top-5 "
+        in shown
+    )
     assert evaluate(run)[1] == figures and contents(run / "evaluation-validation") == made
     out, data = run / "evaluation-validation", find_dataset("digits")
     counts = np.array(figures["confusion"])
@@ -104,7 +111,7 @@ def test_files_and_screen_agree_with_the_evaluation_at_the_end_of_training(run):
 
 
 def test_each_answer_is_that_of_the_model_on_the_image_alone(run):
-    config, data = config_of(run), find_dataset("digits")
+    config, data = read_run_config(run), find_dataset("digits")
     samples = data.validation[::40]
     done = []
     answers = predict(config, run / WEIGHTS, data, samples, lambda now, of: done.append((now, of)))
@@ -135,8 +142,11 @@ def test_with_few_classes_there_is_no_top5(three, tmp_path):
 
 
 def test_a_run_of_somebody_else_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, *_, **__: path != tmp_path)  # root may write anywhere
-    with pytest.raises(UsageError, match=f"cannot write in {tmp_path}: name another folder with --out"):
+    # root may write anywhere
+    monkeypatch.setattr("os.access", lambda path, *_, **__: path != tmp_path)
+    with pytest.raises(
+        UsageError, match=f"cannot write in {tmp_path}: name another folder with --out"
+    ):
         files.check_out(tmp_path / "evaluation-validation")
 
 
@@ -146,18 +156,26 @@ def test_what_no_evaluation_has_made_is_not_overwritten(three, tmp_path):
     before = contents(tmp_path)
     said = refused(three, "--out", tmp_path / "earlier")
     assert "holds what `hvdtrain evaluate` has not put there (notes.txt)" in said
-    assert "was not made by `hvdtrain evaluate`: name another folder" in refused(three, "--out", three)
+    assert "was not made by `hvdtrain evaluate`: name another folder" in refused(
+        three, "--out", three
+    )
     assert contents(tmp_path) == before
 
 
 def test_test_images_where_the_data_set_has_some(three, small, tmp_path):
-    assert f"the data set {small} has no test images: use --split validation" in refused(three, "--split", "test")
+    assert f"the data set {small} has no test images: use --split validation" in refused(
+        three, "--split", "test"
+    )
     with_test = shutil.copytree(small, tmp_path / "with test!")
     shutil.copytree(small / "TrainData", with_test / "TestData")
     _, figures = evaluate(three, "--split", "test", "--dataset", with_test)
     assert (three / "evaluation-test-of-with-test-").is_dir()
     assert (figures["split"], figures["dataset"]) == ("test", str(with_test))
-    assert figures["images"] == len(find_dataset(str(small)).train) != len(find_dataset(str(small)).validation)
+    assert (
+        figures["images"]
+        == len(find_dataset(str(small)).train)
+        != len(find_dataset(str(small)).validation)
+    )
 
 
 def test_it_says_where_the_images_are_not_those_that_it_was_trained_on(run, tmp_path):
@@ -174,6 +192,27 @@ def test_it_says_where_the_images_are_not_those_that_it_was_trained_on(run, tmp_
     assert said("--dataset", copy) == (None, False)
 
 
+def test_the_data_of_training_may_be_gone(run, tmp_path):
+    """The classes come from the run."""
+    copy = shutil.copytree(find_dataset("digits").root, tmp_path / "copy")
+    config = dataclasses.replace(read_run_config(run), dataset=str(tmp_path / "gone"))
+    config.write(run / "config.toml")
+    assert "there is no folder" in refused(run)
+    _, figures = evaluate(run, "--dataset", copy)
+    assert figures["same_data"] and figures["classes"] == [str(digit) for digit in range(10)]
+    for part in ("TrainData", "ValidationData"):
+        (copy / part / "3").rename(copy / part / "three")
+    said = refused(run, "--dataset", copy)
+    assert "the model knows the classes 0, 1, 2, 3, 4 and 5 more; " in said
+
+
+def test_a_class_without_images_has_none_in_the_confusion(run, tmp_path):
+    copy = shutil.copytree(find_dataset("digits").root, tmp_path / "copy")
+    shutil.rmtree(copy / "ValidationData" / "3")
+    _, figures = evaluate(run, "--dataset", copy)
+    assert [sum(row) == 0 for row in figures["confusion"]] == [k == 3 for k in range(10)]
+
+
 def test_images_are_as_large_as_in_training_whatever_the_folder_says_now(run, monkeypatch):
     facts = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(facts | {"image_size": 40}))
@@ -183,7 +222,7 @@ def test_images_are_as_large_as_in_training_whatever_the_folder_says_now(run, mo
         seen.append(config.image_size)
         raise UsageError("stopped")
 
-    monkeypatch.setattr("hvdtrain.evaluate.predictions.predict", stop)
+    monkeypatch.setattr("hvdtrain.tools.evaluate.predictions.predict", stop)
     refused(run)
     assert seen == [40]
 
@@ -191,7 +230,9 @@ def test_images_are_as_large_as_in_training_whatever_the_folder_says_now(run, mo
 def test_other_classes_and_other_weights_are_refused(run, small):
     assert "the model knows the classes 0, 1, 2, " in refused(run, "--dataset", small)
     weights = load_file(run / WEIGHTS)
-    save_file({name: tensor for name, tensor in weights.items() if "bn1" not in name}, run / WEIGHTS)
+    save_file(
+        {name: tensor for name, tensor in weights.items() if "bn1" not in name}, run / WEIGHTS
+    )
     assert f"{WEIGHTS} cannot be read as the weights of resnet8: " in refused(run)
     (run / WEIGHTS).write_bytes(b"not weights")
     assert f"{WEIGHTS} cannot be read as the weights of resnet8: " in refused(run)
@@ -200,8 +241,13 @@ def test_other_classes_and_other_weights_are_refused(run, small):
 
 
 def test_a_model_that_diverged_has_no_loss(run):
-    save_file({name: torch.full_like(t, torch.nan) if t.is_floating_point() else t for name, t in
-               load_file(run / WEIGHTS).items()}, run / WEIGHTS)  # fmt: skip
+    save_file(
+        {
+            name: torch.full_like(t, torch.nan) if t.is_floating_point() else t
+            for name, t in load_file(run / WEIGHTS).items()
+        },
+        run / WEIGHTS,
+    )
     shown, figures = evaluate(run)
     assert ": loss nan, top-1 accuracy 0." in shown and figures["loss"] is None
 
@@ -227,7 +273,7 @@ def test_of_a_run_that_has_not_finished_the_last_snapshot_is_tested_and_named(ru
 
 
 def test_what_a_run_did_not_keep_is_said_and_its_best_model_stands_in(three):
-    config = dataclasses.replace(config_of(three), save="best")
+    config = dataclasses.replace(read_run_config(three), save="best")
     (three / WEIGHTS).rename(three / "snapshots" / BEST)
     config.write(three / "config.toml")
     assert evaluate(three)[1]["weights"].endswith(BEST)

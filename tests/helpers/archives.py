@@ -21,9 +21,16 @@ def picture(number: int, size: tuple[int, int] = (24, 20), kind: str = "PNG") ->
 
 def coil(objects: int = 100, step: int = 5) -> dict[str, bytes]:
     """COIL-100's names, with the strays that its archive has."""
-    strays = {"coil-100/convertGroupppm2png.pl": b"#!/usr/bin/perl\n", "coil-100/convertGroupppm2png.pl~": b"x"}
+    strays = {
+        "coil-100/convertGroupppm2png.pl": b"#!/usr/bin/perl\n",
+        "coil-100/convertGroupppm2png.pl~": b"x",
+    }
     small = picture(0)
-    return strays | {f"coil-100/obj{o}__{a}.png": small for o in range(1, objects + 1) for a in range(0, 360, step)}
+    return strays | {
+        f"coil-100/obj{o}__{a}.png": small
+        for o in range(1, objects + 1)
+        for a in range(0, 360, step)
+    }
 
 
 def wnids(count: int) -> list[str]:
@@ -32,7 +39,11 @@ def wnids(count: int) -> list[str]:
 
 def imagenet100(labels: list[str], train: int, validation: int) -> dict[str, bytes]:
     """Kaggle's imagenet100: four folders of classes."""
-    files = {"Labels.json": json.dumps({w: f"thing {i}, other thing {i}" for i, w in enumerate(labels)}).encode()}
+    files = {
+        "Labels.json": json.dumps(
+            {w: f"thing {i}, other thing {i}" for i, w in enumerate(labels)}
+        ).encode()
+    }
     for i, w in enumerate(labels):
         for k in range(train):
             files[f"train.X{i % 4 + 1}/{w}/{w}_{k}.JPEG"] = picture(1000 * i + k, kind="JPEG")
@@ -46,14 +57,37 @@ def kaggle(labels: list[str], train: int, validation: int) -> dict[str, bytes]:
     root = "ILSVRC/Data/CLS-LOC"
     rows, files = ["ImageId,PredictionString"], {}
     for i, w in enumerate(labels):
-        files |= {f"{root}/train/{w}/{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG") for k in range(train)}
+        files |= {
+            f"{root}/train/{w}/{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG")
+            for k in range(train)
+        }
         for k in range(validation):
             name = f"ILSVRC2012_val_{len(rows):08d}"
             files[f"{root}/val/{name}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
             rows.append(f"{name},{w} 10 20 30 40 ")
     files[f"{root}/test/ILSVRC2012_test_00000001.JPEG"] = picture(7, kind="JPEG")
     files["LOC_val_solution.csv"] = "\n".join(rows).encode()
-    files["LOC_synset_mapping.txt"] = "\n".join(f"{w} thing {i}, it" for i, w in enumerate(labels)).encode()
+    files["LOC_synset_mapping.txt"] = "\n".join(
+        f"{w} thing {i}, it" for i, w in enumerate(labels)
+    ).encode()
+    return files
+
+
+def tiny(labels: list[str], train: int, validation: int) -> dict[str, bytes]:
+    """Tiny ImageNet: the validation images in one folder, and a table beside it."""
+    root = "tiny-imagenet-200"
+    rows, files = [], {f"{root}/wnids.txt": "\n".join(labels).encode()}
+    for i, w in enumerate(labels):
+        folder = f"{root}/train/{w}"
+        files[f"{folder}/{w}_boxes.txt"] = b"x\t0\t0\t9\t9"
+        for k in range(train):
+            files[f"{folder}/images/{w}_{k}.JPEG"] = picture(1000 * i + k, kind="JPEG")
+        for k in range(validation):
+            name = f"val_{len(rows)}.JPEG"
+            files[f"{root}/val/images/{name}"] = picture(1000 * i + 500 + k, kind="JPEG")
+            rows.append(f"{name}\t{w}\t0\t32\t44\t62")
+    files[f"{root}/val/val_annotations.txt"] = "\n".join(rows).encode()
+    files[f"{root}/test/images/test_0.JPEG"] = picture(7, kind="JPEG")
     return files
 
 
@@ -68,7 +102,9 @@ def plain(labels: list[str], train: int, validation: int) -> dict[str, bytes]:
 
 
 def class_folders(labels: list[str], images: int, _: int = 0) -> dict[str, bytes]:
-    return {f"{w}/{k}.png": picture(1000 * i + k) for i, w in enumerate(labels) for k in range(images)}
+    return {
+        f"{w}/{k}.png": picture(1000 * i + k) for i, w in enumerate(labels) for k in range(images)
+    }
 
 
 def tarred(files: dict[str, bytes], mode: str = "w") -> bytes:
@@ -93,19 +129,29 @@ def ilsvrc(folder: Path, labels: list[str], train: int, validation: int) -> Path
     """The three files of ILSVRC2012, whose class numbers are not in the order of wnids."""
     inner = {}
     for i, w in enumerate(labels):
-        inner[f"{w}.tar"] = tarred({f"{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG") for k in range(train)})
+        inner[f"{w}.tar"] = tarred(
+            {f"{w}_{k}.JPEG": picture(1000 * i + k, kind="JPEG") for k in range(train)}
+        )
     numbers = range(len(labels), 0, -1)
     truth, images = [], {}
     for k in range(validation):
         for i, number in enumerate(numbers):
             truth.append(number)
-            images[f"ILSVRC2012_val_{len(truth):08d}.JPEG"] = picture(1000 * i + 500 + k, kind="JPEG")
-    synsets = [(number, w, f"thing {i}, it") for i, (number, w) in enumerate(zip(numbers, labels, strict=True))]
-    return lay_out(folder, {
-        "ILSVRC2012_img_train.tar": tarred(inner),
-        "ILSVRC2012_img_val.tar": tarred(images),
-        "ILSVRC2012_devkit_t12.tar.gz": ilsvrc_kit(meta_mat(synsets), truth),
-    })  # fmt: skip
+            images[f"ILSVRC2012_val_{len(truth):08d}.JPEG"] = picture(
+                1000 * i + 500 + k, kind="JPEG"
+            )
+    synsets = [
+        (number, w, f"thing {i}, it")
+        for i, (number, w) in enumerate(zip(numbers, labels, strict=True))
+    ]
+    return lay_out(
+        folder,
+        {
+            "ILSVRC2012_img_train.tar": tarred(inner),
+            "ILSVRC2012_img_val.tar": tarred(images),
+            "ILSVRC2012_devkit_t12.tar.gz": ilsvrc_kit(meta_mat(synsets), truth),
+        },
+    )
 
 
 def meta_mat(synsets: list[tuple[int, str, str]]) -> bytes:
@@ -122,7 +168,9 @@ def nested_mat(depth: int) -> bytes:
     """A MATLAB file of so many cells, one in another."""
     shape = bytes.fromhex("0600000008000000 0100000000000000 0500000008000000 0100000001000000")
     no_name, name = struct.pack("<II", 1, 0), struct.pack("<II8s", 1, 7, b"synsets")
-    cells = (struct.pack("<II", 14, 48 * left - 8) + shape + no_name for left in range(depth, 0, -1))
+    cells = (
+        struct.pack("<II", 14, 48 * left - 8) + shape + no_name for left in range(depth, 0, -1)
+    )
     body = shape + name + b"".join(cells)
     return b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM" + struct.pack("<II", 14, len(body)) + body
 

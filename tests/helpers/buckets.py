@@ -1,16 +1,16 @@
-"""Buckets of a parameter server, their policies and pushes, for tests that drive them with plain calls; and desks."""
-
-from functools import partial
+"""Buckets of a parameter server, their policies and pushes, for tests that drive them with plain
+calls; and servers.
+"""
 
 import torch
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.modes.ps_ssp import StaleSynchronous
-from hvdtrain.modes.ps_sync import Synchronous
-from hvdtrain.numerics.optimizers import make_optimizer
-from hvdtrain.ps.bucket import Bucket
-from hvdtrain.ps.desk import Desk
-from hvdtrain.wire.messages import Push
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.numerics.optimizers import make_optimizer
+from hvdtrain.job.modes.ps_ssp import StaleSynchronous
+from hvdtrain.job.modes.ps_sync import Synchronous
+from hvdtrain.job.ps.bucket import Bucket
+from hvdtrain.job.ps.server import Server
+from hvdtrain.job.wire.messages import Push
 
 PLAIN = RunConfig(optimizer="sgd", momentum=0.0)
 READER = 9  # a worker that pushes nothing
@@ -30,7 +30,9 @@ def asynchronous(workers, scale=1.0, **options):
 
 def softsync(workers, staleness=None, look_ahead=0.0, **options):
     """As many pushes as there are workers make a step."""
-    return StaleSynchronous(workers, RunConfig(push_scale="softsync", look_ahead=look_ahead, **options), staleness)
+    return StaleSynchronous(
+        workers, RunConfig(push_scale="softsync", look_ahead=look_ahead, **options), staleness
+    )
 
 
 def stale(workers, staleness, push_scale="mean"):
@@ -38,7 +40,8 @@ def stale(workers, staleness, push_scale="mean"):
 
 
 class Driven:
-    """A bucket with what a desk does around it, without locks and futures: replies are lists, of worker and answer.
+    """A bucket with what a server does around it, without locks and futures: answers are lists of
+    worker and answer.
 
     Args:
         ledger: called with each line.
@@ -51,47 +54,75 @@ class Driven:
         if journal:
             journal.keep(bucket, 0)
 
-    def __getattr__(self, name):
-        """What it is asked for, or the weights' shard has."""
-        return partial(self._act, getattr(self.bucket, name)) if hasattr(Bucket, name) else getattr(self.shard, name)
+    @property
+    def version(self):
+        return self.bucket.weights.version
 
     @property
-    def shard(self):
-        return self.bucket.shard
+    def weights(self):
+        return self.bucket.weights.tensor
 
     def push(self, message):
-        return self._act(self.bucket.push, message._replace(gradient=None), message.gradient)
+        gradient = message.gradient
+        return self._answers(self.bucket.push(message._replace(gradient=None), gradient))
+
+    def idle(self, *message, **named):
+        return self._answers(self.bucket.idle(*message, **named))
+
+    def lose(self, worker):
+        return self._answers(self.bucket.lose(worker))
+
+    def flush(self):
+        return self._answers(self.bucket.flush())
+
+    def join(self, worker, step):
+        self.bucket.join(worker, step)
+        self._write_down()
+
+    def resume(self, step, state):
+        self.bucket.resume(step, state)
+        self._write_down()
 
     def pull(self, worker):
-        [(_, answer)] = self._act(self.bucket.pull, worker)
+        answer = self.bucket.pull(worker)
+        self._write_down()
         return answer
 
-    def slowest(self, otherwise):
-        [(_, slowest)] = self._act(self.bucket.slowest, otherwise)
-        return slowest
+    def slowest(self, default):
+        return self.bucket.slowest(default)
 
-    def _act(self, act, *message, **named):
-        replies, lines, _ = act(*message, **named)
+    def optimizer_state(self):
+        return self.bucket.optimizer_state()
+
+    def _answers(self, answers):
+        self._write_down()
+        return list(answers.items())
+
+    def _write_down(self):
+        lines = self.bucket.take_lines()
         if self.journal:
             self.journal.commit(self.bucket, lines)
         for line in lines:
             self.ledger(line)
-        return list(replies.items())
 
 
 def make(policy, weights=(1.0, 2.0), config=PLAIN, journal=None, ledger=lambda line: None):
-    bucket = Bucket(torch.tensor(weights), lambda p: make_optimizer(config, p), policy, journal is not None)
+    bucket = Bucket(
+        torch.tensor(weights), lambda p: make_optimizer(config, p), policy, journal is not None
+    )
     return Driven(bucket, ledger, journal)
 
 
-def make_desk(policy=None, workers=2, **more):
-    """A server's, whose buckets have this policy each."""
+def make_server(policy=None, workers=2, **more):
+    """A server whose buckets have this policy each."""
 
-    def make_bucket(number, weights):
-        return Bucket(weights, lambda p: desk.load.time_steps_of(make_optimizer(PLAIN, p)), policy())
+    def make_bucket(number, weights, optimizer):
+        return Bucket(
+            weights, lambda p: server.load.time_steps_of(make_optimizer(PLAIN, p)), policy()
+        )
 
-    desk = Desk(workers, make_bucket, **more)
-    return desk
+    server = Server(workers, make_bucket, **more)
+    return server
 
 
 def push(worker, step, gradient, version=0, lr=LR):
@@ -106,4 +137,8 @@ def answered(bucket, message):
 
 
 def holds(answer, version, staleness, weights):
-    assert (answer.version, answer.staleness, answer.weights.tolist()) == (version, staleness, list(weights))
+    assert (answer.version, answer.staleness, answer.weights.tolist()) == (
+        version,
+        staleness,
+        list(weights),
+    )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.ps.journal import DROPPED
-from hvdtrain.training.step import digest
+from hvdtrain.job.ps.journal import DROPPED
+from hvdtrain.job.training.step import digest
 
 Key = tuple[str, ...]  # worker, incarnation where there is one, step of its own
 
@@ -33,7 +33,9 @@ class Counts:
 
 
 def of_steps(run: Path, sampler: BatchSampler, ranks: Sequence[int]) -> Counts:
-    """Of a synchronous run: each worker has a line for every step, and the digest is that of all samples once."""
+    """Of a synchronous run: each worker has a line for every step, and the digest is that of all
+    samples once.
+    """
     summary = json.loads((run / "summary.json").read_text())
     steps, faults = summary["steps"], []
     expected, counted = Counter[int](), Counter[int]()
@@ -41,9 +43,14 @@ def of_steps(run: Path, sampler: BatchSampler, ranks: Sequence[int]) -> Counts:
         share = sampler.share(number)
         expected[share.step] += share.counted
     for rank in ranks:
-        rows = [json.loads(line) for line in (run / f"metrics.rank{rank}.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (run / f"metrics.rank{rank}.jsonl").read_text().splitlines()
+        ]
         if (found := [row["step"] for row in rows]) != list(range(1, steps + 1)):
-            faults.append(f"rank {rank} has {len(found)} lines for {steps} steps, of {len(set(found))} different ones")
+            faults.append(
+                f"rank {rank} has {len(found)} lines for {steps} steps, of {len(set(found))} different ones"
+            )
         for row in rows:
             counted[row["step"]] += row["samples"]
     total = sum(digest(sampler.share(number)) for number in range(steps * sampler.workers)) % 2**48
@@ -72,9 +79,13 @@ def of_pushes(parts: Sequence[Path], run: Path, sampler: BatchSampler) -> Counts
         for name, keys in start.applied.items():
             counts.pushed_twice += sum(times - 1 for times in keys.values())
             if unknown := [key for key in keys if key not in start.leases]:
-                counts.faults += (f"start {index + 1}, bucket {name[1]}: {len(unknown)} pushes of no share",)
+                counts.faults += (
+                    f"start {index + 1}, bucket {name[1]}: {len(unknown)} pushes of no share",
+                )
             shares = Counter(start.leases[key] for key in keys.elements() if key in start.leases)
-            applied.setdefault(name, Counter()).update({s: n for s, n in shares.items() if s < until})
+            applied.setdefault(name, Counter()).update(
+                {s: n for s, n in shares.items() if s < until}
+            )
     first = applied[min(applied)] if applied else Counter[int]()
     for number in range(steps * sampler.workers):
         samples, times = sampler.share(number).counted, first[number]

@@ -1,4 +1,6 @@
-"""Faults of a running job, drawn from a seed: which, of whom, when, for how long; and how each is done and undone."""
+"""Faults of a running job, drawn from a seed: which, of whom, when, for how long; and how each is
+done and undone.
+"""
 
 import contextlib
 import os
@@ -11,12 +13,14 @@ from pathlib import Path
 
 import psutil
 
-from hvdtrain.coordination.join_info import read_restart_info
-from hvdtrain.errors import UsageError
+from hvdtrain.base.errors import UsageError
+from hvdtrain.runs.join_info import read_restart_info
 
 STARTERS = {"launch": ("launch",), "starter": ("mpirun", "prterun", "horovodrun")}
-AT_START = 0.25  # the share of faults that may come before the job has taken a step since it was started
-NURSERY = "hvdtrain.rank.respawn"
+AT_START = (
+    0.25  # the share of faults that may come before the job has taken a step since it was started
+)
+NURSERY = "hvdtrain.job.rank.respawn"
 BLOCK = bytes(2**16)
 
 
@@ -44,10 +48,11 @@ class Fault:
 
 
 def plan(seed: int, seconds: float, counts: dict[str, int], ranks: int) -> list[Fault]:
-    """So many faults of each kind, in the order in which they come. The same arguments make the same plan.
+    """So many faults of each kind, in the order in which they come. The same arguments make the
+    same plan.
 
-    Those of one kind are spread over the time, each at a random moment of its part of it, so that the job gets
-    somewhere between them.
+    Those of one kind are spread over the time, each at a random moment of its part of it, so that
+    the job gets somewhere between them.
     """
     faults = []
     targets = [*(f"rank {rank}" for rank in range(ranks)), "starter", "launch"]
@@ -67,7 +72,11 @@ def processes_of(run: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if process.pid != os.getpid() and str(run) in words and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.pid != os.getpid()
+                and str(run) in words
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
 
@@ -75,7 +84,8 @@ def processes_of(run: Path) -> list[psutil.Process]:
 def target_of(run: Path, name: str) -> psutil.Process | None:
     """The process that is meant; None while it is not there.
 
-    A rank that came back is a fork of the respawner. Which of them a server is it says itself; of workers any will do.
+    A rank that came back is a fork of the respawner. Which of them a server is it says itself; of
+    workers any will do.
     """
     with contextlib.suppress(psutil.Error, UsageError):
         if name.startswith("rank") and (server := read_restart_info(run, int(name.split()[1]))):
@@ -84,12 +94,21 @@ def target_of(run: Path, name: str) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
             if name in STARTERS:
-                is_it = Path(words[0]).name in STARTERS[name] or (name == "launch" and "launch" in words[:5])
+                is_it = Path(words[0]).name in STARTERS[name] or (
+                    name == "launch" and "launch" in words[:5]
+                )
             else:
-                is_it = "train" in words[:5] and process.environ().get("OMPI_COMM_WORLD_RANK") == name.split()[1]
+                is_it = (
+                    "train" in words[:5]
+                    and process.environ().get("OMPI_COMM_WORLD_RANK") == name.split()[1]
+                )
             if is_it:
                 return process
-    return next((process for process in processes_of(run) if _is_fork(process)), None) if "rank" in name else None
+    return (
+        next((process for process in processes_of(run) if _is_fork(process)), None)
+        if "rank" in name
+        else None
+    )
 
 
 def _is_fork(process: psutil.Process) -> bool:
@@ -135,15 +154,21 @@ def _cut_loopback(pid: int) -> Callable[[], None]:
     """Cut loopback in the network that this process is in."""
     entered = ["nsenter", "--target", str(pid), "--net"]
     bucket = ["tbf", "rate", "8bit", "burst", "1", "latency", "50ms"]
-    held = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)  # it is undone there, even if the process is gone by then
+    # it is undone there, even if the process is gone by then
+    held = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     _run([*entered, "tc", "qdisc", "replace", "dev", "lo", "root", *bucket])
 
     def undo() -> None:
-        _run(["nsenter", f"--net=/proc/self/fd/{held}", "tc", "qdisc", "del", "dev", "lo", "root"], (held,))
+        _run(
+            ["nsenter", f"--net=/proc/self/fd/{held}", "tc", "qdisc", "del", "dev", "lo", "root"],
+            (held,),
+        )
         os.close(held)
 
     return undo
 
 
 def _run(words: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
-    subprocess.run(words, check=False, pass_fds=pass_fds, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        words, check=False, pass_fds=pass_fds, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )

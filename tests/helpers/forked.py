@@ -1,7 +1,8 @@
-"""Jobs whose ranks are forked from a process that has torch loaded: real ranks, without two seconds of imports each.
+"""Jobs whose ranks are forked from a process that has torch loaded: real ranks, without two seconds
+of imports each.
 
-Each rank is a process, which finds its place in the environment as under torchrun, and runs the command line. For tests
-of what ranks do; those of how they are started use the starters.
+Each rank is a process, which finds its place in the environment as under torchrun, and runs the
+command line. For tests of what ranks do; those of how they are started use the starters.
 """
 
 import atexit
@@ -21,7 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from helpers.fork_proxy import ask, number
+from helpers.fork_proxy import through_first
+from hvdtrain.launch.forked_rank import ask, number
 
 GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has it
 
@@ -29,13 +31,19 @@ GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has
 @functools.cache
 def fork_server() -> str:
     """The socket of the process that forks ranks, which ends with this process."""
-    folder = Path(tempfile.mkdtemp(prefix="forks-", dir=os.environ.get("PRTE_MCA_prte_tmpdir_base")))
+    folder = Path(
+        tempfile.mkdtemp(prefix="forks-", dir=os.environ.get("PRTE_MCA_prte_tmpdir_base"))
+    )
     place = folder / "socket"
-    # Libraries read OMP_NUM_THREADS when they are loaded, as ranks have it.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-P", "-m", "helpers.fork_server", str(place)]
+    # What libraries read when they are loaded, as ranks have it.
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    more = ["torch._dynamo", "hvdtrain.tools.checks.replay"]
+    words = [sys.executable, "-Pm", "hvdtrain.job.rank.fork_server", str(place), *more]
     server = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, start_new_session=True)
-    atexit.register(server.communicate)  # and wait for it: what its ranks took is in `time`'s figures then
+    # and wait for it: what its ranks took is in `time`'s figures then
+    atexit.register(server.communicate)
     while not place.exists():
         assert server.poll() is None, "the process that forks ranks could not begin"
         time.sleep(0.05)
@@ -71,7 +79,8 @@ class Rank:
 
 
 class Forked:
-    """A running job of forked ranks, with what tests use of a `Popen`. One that fails ends the others, as with mpirun.
+    """A running job of forked ranks, with what tests use of a `Popen`. One that fails ends the
+    others, as with mpirun.
 
     Args:
         words: the command line, as `train --mode ddp`.
@@ -81,7 +90,12 @@ class Forked:
     """
 
     def __init__(
-        self, ranks: int, words: Sequence[str], env: Mapping[str, str] | None = None, first="", survive=False
+        self,
+        ranks: int,
+        words: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        first="",
+        survive=False,
     ) -> None:
         self.alone, self.survive = ranks == 1, survive
         self.returncode: int | None = None
@@ -93,21 +107,36 @@ class Forked:
         self.processes = []
         with open(os.devnull) as nothing, self.printed.open("a") as out:
             for rank in range(ranks):
-                place = {} if self.alone else {
-                    "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                }  # fmt: skip
+                place = (
+                    {}
+                    if self.alone
+                    else {
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(ranks),
+                        "LOCAL_RANK": str(rank),
+                        "LOCAL_WORLD_SIZE": str(ranks),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                    }
+                )
                 connection = ask(
-                    fork_server(), (nothing.fileno(), out.fileno(), out.fileno()), first=first, folder=os.getcwd(),
-                    program=["python", "-Pm", "hvdtrain", *words], environment=os.environ | dict(env or {}) | place,
-                )  # fmt: skip
+                    fork_server(),
+                    (nothing.fileno(), out.fileno(), out.fileno()),
+                    through_first(["python", "-Pm", "hvdtrain", *words], repr(first)),
+                    os.environ | dict(env or {}) | place,
+                    os.getcwd(),
+                )
                 self.processes.append(Rank(connection))
         self.left = list(self.processes)  # whose end `wait` has not seen
 
     def ranks(self) -> dict[int, psutil.Process]:
-        alive = [(rank, process) for rank, process in enumerate(self.processes) if process.code is None]
+        alive = [
+            (rank, process) for rank, process in enumerate(self.processes) if process.code is None
+        ]
         ended, _, _ = select.select([process for _, process in alive], [], [], 0)
-        return {rank: psutil.Process(process.pid) for rank, process in alive if process not in ended}
+        return {
+            rank: psutil.Process(process.pid) for rank, process in alive if process not in ended
+        }
 
     def send_signal(self, which: int) -> None:
         for process in self.processes:
@@ -153,7 +182,8 @@ class Forked:
         """What was printed on stdout and stderr, when all have ended.
 
         Raises:
-            subprocess.TimeoutExpired: some rank still runs; with what was printed, and where each thread is.
+            subprocess.TimeoutExpired: some rank still runs; with what was printed, and where each
+            thread is.
         """
         try:
             self.wait(timeout)
@@ -173,7 +203,9 @@ class Forked:
 
 
 def _free_port() -> int:
-    """Below those that the system chooses: one of them might be another process's before the first rank listens."""
+    """Below those that the system chooses: one of them might be another process's before the first
+    rank listens.
+    """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_768)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -1,5 +1,5 @@
-"""Ranks that `launch`, `compare` and starters start are forked from a process that has torch loaded: real ranks of real
-starters, without two seconds of imports each.
+"""Ranks that `launch`, `compare` and starters start are forked from a process that has torch
+loaded: real ranks of real starters, without two seconds of imports each.
 """
 
 import os

@@ -16,11 +16,60 @@ from typing import Any
 from hvdtrain.runs import schema
 
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**30, 1e-320, 1e308, float("nan"), float("inf"), -float("inf"), 0.5,
-    "", "0", "nan", "x", "../../x", "/etc/passwd", "a\nb", "\x1b[31m", "[bold]", "[/]", "\0", "é" * 300, "a" * 5000,
-    [], {}, [[]], [None], {"": None}, [1, "a", None], {"a": {"b": []}}, [0] * 1000,
-]  # fmt: skip
-WORDS = ["", "-1", "nan", "1e400", "[]", "{}", '"x"', "true", "''", "9" * 400, '"""', "[1, 2", "{a = 1}", "2026-01-01"]
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    7,
+    2**31,
+    2**63,
+    10**30,
+    1e-320,
+    1e308,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    0.5,
+    "",
+    "0",
+    "nan",
+    "x",
+    "../../x",
+    "/etc/passwd",
+    "a\nb",
+    "\x1b[31m",
+    "[bold]",
+    "[/]",
+    "\0",
+    "é" * 300,
+    "a" * 5000,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    [1, "a", None],
+    {"a": {"b": []}},
+    [0] * 1000,
+]
+WORDS = [
+    "",
+    "-1",
+    "nan",
+    "1e400",
+    "[]",
+    "{}",
+    '"x"',
+    "true",
+    "''",
+    "9" * 400,
+    '"""',
+    "[1, 2",
+    "{a = 1}",
+    "2026-01-01",
+]
 # A path, an option, what a terminal obeys, what a browser does, and rich's markup.
 SIGN = "../--hostile\x1b]0;x\x07\u202e<script>[bold red]"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -52,7 +101,11 @@ def _cut(content: bytes, rng: random.Random) -> bytes:
 
 def _spliced(content: bytes, rng: random.Random) -> bytes:
     at, begin = rng.randrange(len(content) + 1), rng.randrange(len(content) + 1)
-    return content[:at] + rng.choice([rng.randbytes(8), content[begin : begin + 200], b"[" * 3000]) + content[at:]
+    return (
+        content[:at]
+        + rng.choice([rng.randbytes(8), content[begin : begin + 200], b"[" * 3000])
+        + content[at:]
+    )
 
 
 def _with_another_number(content: bytes, rng: random.Random) -> bytes:
@@ -91,7 +144,9 @@ def _replaced(tree: Any, rng: random.Random) -> Any:
     places: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
-        for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        for key in (
+            node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        ):
             places.append((node, key))
             walk(node[key])
 
@@ -142,7 +197,9 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
     found = {}
     for path in root.rglob("*"):
         stat = path.lstat()
-        found[str(path.relative_to(root))] = (0, 0) if path.is_dir() else (stat.st_size, stat.st_mtime_ns)
+        found[str(path.relative_to(root))] = (
+            (0, 0) if path.is_dir() else (stat.st_size, stat.st_mtime_ns)
+        )
     return found
 
 
@@ -155,7 +212,13 @@ def strings(tree: Any, at: tuple = ()) -> Iterator[tuple]:
     """Where in JSON the strings are, as keys and positions."""
     if isinstance(tree, str):
         yield at
-    for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+    for key, inner in (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    ):
         yield from strings(inner, (*at, key))
 
 
@@ -180,7 +243,17 @@ def is_read(manifest: Any, at: tuple, text: str) -> bool:
 
 
 _done: list[str] | None = None
-_DOING = ("open", "os.", "shutil.", "subprocess.", "socket.", "tempfile.", "glob.", "ctypes.dlopen", "import")
+_DOING = (
+    "open",
+    "os.",
+    "shutil.",
+    "subprocess.",
+    "socket.",
+    "tempfile.",
+    "glob.",
+    "ctypes.dlopen",
+    "import",
+)
 
 
 def _watch(event: str, args: tuple) -> None:
@@ -193,7 +266,9 @@ sys.addaudithook(_watch)  # for good
 
 @contextlib.contextmanager
 def nothing_done_with_the_sign() -> Iterator[None]:
-    """In the block no file is opened, no process started, nobody connected to and nothing imported by such a name."""
+    """In the block no file is opened, no process started, nobody connected to and nothing imported
+    by such a name.
+    """
     global _done
     _done = done = []
     try:

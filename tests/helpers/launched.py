@@ -5,10 +5,11 @@ from pathlib import Path
 
 import psutil
 
+from helpers.fork_proxy import FIRST
 from helpers.forked_jobs import forked_hvdtrain
 from helpers.jobs import ENV, HVDTRAIN, SETTINGS, kill, steps, until
 from helpers.processes import ranks_among
-from hvdtrain.system.parent import is_alive
+from hvdtrain.base.system.parent import is_alive
 
 TINY = ["--width", "0.0625", "--threads", "1", "--epochs", "1000"]
 TOKEN = "s3cret-t0ken-of-a-user"
@@ -27,14 +28,32 @@ class Launched:
 
     Args:
         forked: its ranks are forked; what stands in for them here are proxies: see fork_proxy.py.
+        first: Python code that each forked rank runs before all else.
     """
 
-    def __init__(self, out, launcher, workers, servers, *options, env=None, place=(), forked=False):
-        words = ["launch", "--launcher", launcher, "-n", workers, "-s", servers, *place, "--out", out, "--"]
+    def __init__(
+        self, out, launcher, workers, servers, *options, env=None, place=(), forked=False, first=""
+    ):
+        words = [
+            "launch",
+            "--launcher",
+            launcher,
+            "-n",
+            workers,
+            "-s",
+            servers,
+            *place,
+            "--out",
+            out,
+            "--",
+        ]
         self.out, self.first = out, servers
         program = forked_hvdtrain() if forked else [HVDTRAIN]
+        variables = ENV | {FIRST: first} | (env or {})
         self.process = subprocess.Popen(
-            [*program, *map(str, [*words, *options])], **SETTINGS | {"env": ENV | (env or {})}, start_new_session=True
+            [*program, *map(str, [*words, *options])],
+            **SETTINGS | {"env": variables},
+            start_new_session=True,
         )
         self.family = []
 
@@ -49,12 +68,15 @@ class Launched:
 
     def look(self):
         if self.process.poll() is None:
-            self.family = list({*self.family, *psutil.Process(self.process.pid).children(recursive=True)})
+            self.family = list(
+                {*self.family, *psutil.Process(self.process.pid).children(recursive=True)}
+            )
 
     def wait_for_steps(self, count=3):
         until(
             lambda: (
-                (self.out / f"metrics.rank{self.first}.jsonl").is_file() and len(steps(self.out, self.first)) > count
+                (self.out / f"metrics.rank{self.first}.jsonl").is_file()
+                and len(steps(self.out, self.first)) > count
             )
         )
         self.look()

@@ -32,7 +32,9 @@ def leave_out(reason):
 
 @contextlib.contextmanager
 def two_nodes():
-    """node1 and node2 are up, joined by 1 Gbit/s. Their names are this machine's: one test at a time."""
+    """node1 and node2 are up, joined by 1 Gbit/s. Their names are this machine's: one test at a
+    time.
+    """
     leave_out(why_not())
     with open("/tmp/hvdtrain-testbed.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -44,12 +46,29 @@ def two_nodes():
 
 
 def on_node(node):
-    """What runs a command in a node's network, and under its name; `ip netns exec` would hide control groups."""
+    """What runs a command in a node's network, and under its name; `ip netns exec` would hide
+    control groups.
+    """
     named = f'hostname {node} && exec "$@"'
-    return ["nsenter", f"--net=/run/netns/hvdtrain-{node}", "unshare", "--uts", "sh", "-c", named, "sh"]
+    return [
+        "nsenter",
+        f"--net=/run/netns/hvdtrain-{node}",
+        "unshare",
+        "--uts",
+        "sh",
+        "-c",
+        named,
+        "sh",
+    ]
 
 
 def ranks_of_job(job, named, ranked):
-    """{rank: process} of a scheduler's job, by the variables that have its name and a process's rank."""
-    of_job = [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(named) == job]
+    """{rank: process} of a scheduler's job, by the variables that have its name and a process's
+    rank.
+    """
+    of_job = [
+        one
+        for one in psutil.process_iter(["environ"])
+        if (one.info["environ"] or {}).get(named) == job
+    ]
     return ranks_among(of_job, ranked)

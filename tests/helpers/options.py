@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 from hypothesis import strategies as st
 
-from hvdtrain.config.file import read_config
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.file import read_config
+from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.runs.request import train_options
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]))
 
 
 @click.command()

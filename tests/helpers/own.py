@@ -118,3 +118,26 @@ def written(folder: Path, source: str, name: str = "mine.py") -> Path:
     path = folder / name
     path.write_text(source)
     return path
+
+
+# Data is TEXT's. `last` has no gradient from the fourth call in training on, on the ranks that
+# SKIPS names.
+SKIPS = (
+    TEXT
+    + """
+import os
+
+class Skips(Text):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.last, self.calls = nn.Linear(classes, classes), 0
+
+    def forward(self, x):
+        self.calls += self.training
+        scores = super().forward(x)
+        skips = self.calls > 3 and os.environ["RANK"] in os.environ["SKIPS"]
+        return scores if skips else self.last(scores)
+
+def skips(classes): return Skips(classes)
+"""
+)

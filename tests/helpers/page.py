@@ -19,7 +19,11 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.elements.append(tag)
         self.ids += [value for name, value in attributes if name == "id"]
-        self.fetched += [value for name, value in attributes if name in self.FETCHES and not value.startswith("#")]
+        self.fetched += [
+            value
+            for name, value in attributes
+            if name in self.FETCHES and not value.startswith("#")
+        ]
         if tag not in self.VOID:
             self.open.append(tag)
 

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch.distributed import HashStore
 
-from hvdtrain.coordination.store_group import StoreGroup
-from hvdtrain.world.place import World
+from hvdtrain.base.world.place import World
+from hvdtrain.job.coordination.store_group import StoreGroup
 
 
 def on_each(workers, work, store=None):

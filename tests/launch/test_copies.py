@@ -1,11 +1,13 @@
-"""Copies of the current folder on hosts, by a real rsync: this machine as the host, so that no ssh is needed."""
+"""Copies of the current folder on hosts, by a real rsync: this machine as the host, so that no ssh
+is needed.
+"""
 
 import os
 import shutil
 
 import pytest
 
-from hvdtrain.errors import UsageError
+from hvdtrain.base.errors import UsageError
 from hvdtrain.launch.copies import MARKER, check_destination, copy_commands, copy_here_to
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,7 +34,14 @@ def fill(folder, *names):
 def source(tmp_path, monkeypatch):
     """The current folder, which is copied."""
     source = fill(
-        tmp_path / f"source {ODD}", "a.py", "hvdtrain/data/b.py", "d/.f", ".git/c", "runs/d", "data/e", ".env"
+        tmp_path / f"source {ODD}",
+        "a.py",
+        "hvdtrain/data/b.py",
+        "d/.f",
+        ".git/c",
+        "runs/d",
+        "data/e",
+        ".env",
     )
     monkeypatch.chdir(source)
     return source
@@ -60,14 +69,23 @@ def test_a_copy_is_brought_up_to_date_and_keeps_what_is_not_copied(source, tmp_p
     (source / "a.py").unlink()
     (source / "d" / ".f").write_text("new")
     copy_here_to(HERE, str(copied))
-    assert names(copied) == {"hvdtrain/data/b.py", "d/.f", MARKER, "runs/mine", "data/mine", ".mine"}
+    assert names(copied) == {
+        "hvdtrain/data/b.py",
+        "d/.f",
+        MARKER,
+        "runs/mine",
+        "data/mine",
+        ".mine",
+    }
     assert (copied / "d" / ".f").read_text() == "new"
 
 
 @pytest.mark.parametrize("held", ["thesis.txt", "runs/thesis.txt", ".hidden"])
 def test_what_is_not_ours_is_never_touched(held, source, tmp_path):
     precious = fill(tmp_path / "home", held)
-    with pytest.raises(UsageError, match=f"localhost: {precious} holds files and is no copy that hvdtrain made"):
+    with pytest.raises(
+        UsageError, match=f"localhost: {precious} holds files and is no copy that hvdtrain made"
+    ):
         copy_here_to(HERE, str(precious))
     assert names(precious) == {held}
 
@@ -96,7 +114,9 @@ def test_every_host_that_cannot_be_reached_is_told(source, tmp_path):
     assert [str(line).split(": ")[0] for line in refused.value.args] == [hosts[0], hosts[2]]
 
 
-def test_a_target_is_an_absolute_path_which_may_be_the_same_as_here_but_not_in_it(tmp_path, monkeypatch):
+def test_a_target_is_an_absolute_path_which_may_be_the_same_as_here_but_not_in_it(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert check_destination(f"{tmp_path}/") == str(tmp_path)
     assert check_destination(f"{tmp_path}-copy") == f"{tmp_path}-copy"

@@ -41,7 +41,9 @@ NONE = (
     "load_thresholds suspend_thresholds ckpt_list prolog epilog starter_method suspend_method resume_method "
     "terminate_method owner_list user_lists xuser_lists subordinate_list complex_values projects xprojects calendar"
 ).split()
-INFINITY = [f"{kind}_{what}" for what in "rt cpu fsize data stack core rss vmem".split() for kind in "sh"]
+INFINITY = [
+    f"{kind}_{what}" for what in "rt cpu fsize data stack core rss vmem".split() for kind in "sh"
+]
 PARALLEL_ENVIRONMENT = """
 pe_name mpi
 slots 99
@@ -60,7 +62,9 @@ qsort_args NONE
 
 @pytest.fixture
 def grid_engine(tmp_path):
-    """Runs a command on node1, where Grid Engine's qmaster is, which has four slots there and on node2."""
+    """Runs a command on node1, where Grid Engine's qmaster is, which has four slots there and on
+    node2.
+    """
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
     leave_out(f"not installed: {', '.join(missing)}" if missing else "")
     with two_nodes(), cluster(tmp_path / "ge") as run:
@@ -70,11 +74,22 @@ def grid_engine(tmp_path):
 @contextlib.contextmanager
 def cluster(folder):
     cell = folder / "default" / "common"
-    env = os.environ | {"SGE_ROOT": str(folder), "SGE_CELL": "default", "LD_LIBRARY_PATH": LIBRARIES}
-    env |= {"SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445", "SGE_ND": "1"}  # daemons stay in front
+    env = os.environ | {
+        "SGE_ROOT": str(folder),
+        "SGE_CELL": "default",
+        "LD_LIBRARY_PATH": LIBRARIES,
+    }
+    # daemons stay in front
+    env |= {
+        "SGE_QMASTER_PORT": "6444",
+        "SGE_EXECD_PORT": "6445",
+        "SGE_ND": "1",
+    }
 
     def run(*words, **settings):
-        return subprocess.run([*on_node("node1"), *words], **SETTINGS | {"env": env, "timeout": 60} | settings)
+        return subprocess.run(
+            [*on_node("node1"), *words], **SETTINGS | {"env": env, "timeout": 60} | settings
+        )
 
     def configure(option, text):
         (folder / "new").write_text(text)
@@ -94,9 +109,13 @@ def cluster(folder):
         f"qmaster_spool_dir {folder}/qmaster\nlistener_threads 2\nworker_threads 2\nscheduler_threads 1\n"
     )
     own = {
-        "execd_spool_dir": f"{folder}/execd", "min_uid": "0", "min_gid": "0", "load_report_time": "00:00:01",
-        "mailer": "/bin/true", "administrator_mail": "none",
-    }  # fmt: skip
+        "execd_spool_dir": f"{folder}/execd",
+        "min_uid": "0",
+        "min_gid": "0",
+        "load_report_time": "00:00:01",
+        "mailer": "/bin/true",
+        "administrator_mail": "none",
+    }
     with open(f"{SHARED}/default-configuration") as file:
         (folder / "configuration").write_text(changed(file.read(), own))
     for words in (
@@ -111,7 +130,9 @@ def cluster(folder):
 
         def serve(node, daemon):
             log = stack.enter_context(open(folder / f"{daemon}-{node}.out", "w"))
-            process = subprocess.Popen([*on_node(node), daemon], env=env, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                [*on_node(node), daemon], env=env, stdout=log, stderr=subprocess.STDOUT
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
 
@@ -134,13 +155,35 @@ def cluster(folder):
 
 def changed(text, values):
     """A configuration, a setting a line, with other values."""
-    settings = dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith("#"))
+    settings = dict(
+        line.split(maxsplit=1) for line in text.splitlines() if not line.startswith("#")
+    )
     return "".join(f"{name} {value}\n" for name, value in (settings | values).items())
 
 
 def submit(grid_engine, out, workers, servers, *options, place=()):
-    words = ["launch", "--launcher", "sge", "-n", str(workers), "-s", str(servers), "--out", str(out), *place]
-    words += ["--network-interface", testbed.INTERFACE, "--", *options, "--width", "0.0625", "--threads", "1"]
+    words = [
+        "launch",
+        "--launcher",
+        "sge",
+        "-n",
+        str(workers),
+        "-s",
+        str(servers),
+        "--out",
+        str(out),
+        *place,
+    ]
+    words += [
+        "--network-interface",
+        testbed.INTERFACE,
+        "--",
+        *options,
+        "--width",
+        "0.0625",
+        "--threads",
+        "1",
+    ]
     done = grid_engine(*forked_hvdtrain(), *words, cwd=out.parent)
     assert done.returncode == 0 and done.stdout.strip().isdigit(), done.stdout
     return done.stdout.strip()
@@ -159,9 +202,11 @@ def placed(out):
 @pytest.mark.hosts
 @pytest.mark.timeout(240)
 @pytest.mark.xdist_group("testbed")
-def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_worker(grid_engine, tmp_path):
-    """mpirun's daemon on the second host is started by Grid Engine for the first job, which is stopped, and by ssh for
-    the other, which is told to leave.
+def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_worker(
+    grid_engine, tmp_path
+):
+    """mpirun's daemon on the second host is started by Grid Engine for the first job, which is
+    stopped, and by ssh for the other, which is told to leave.
     """
     ring, servers = tmp_path / "a b'$(touch ran)`touch ran`:,", tmp_path / "ps-async"
     job = submit(grid_engine, ring, 2, 0, "--mode", "allreduce", "--epochs", "1000")
@@ -174,18 +219,27 @@ def test_jobs_on_two_hosts_are_stopped_or_go_back_in_the_queue_go_on_and_lose_a_
     assert stopped.returncode == 0, stopped.stdout
     log = (tmp_path / f"{ring.name}.launch" / f"sge-{job}.log").read_text()
     assert f"ended by SIGTERM at step {taken(ring, 1)}" in log and "daemon failed" not in log
-    assert (ring / "snapshots" / f"step-{taken(ring, 1):08}").is_dir() and not list(tmp_path.rglob("ran"))
+    assert (ring / "snapshots" / f"step-{taken(ring, 1):08}").is_dir() and not list(
+        tmp_path.rglob("ran")
+    )
 
     until(lambda: taken(servers, 1) > 5)
     grid_engine("qmod", "-sj", told)
-    until(lambda: "going on after step" in (tmp_path / "ps-async.launch" / f"sge-{told}.log").read_text())
+    until(
+        lambda: (
+            "going on after step" in (tmp_path / "ps-async.launch" / f"sge-{told}.log").read_text()
+        )
+    )
     ranks = ranks_of_job(told, "JOB_ID", "OMPI_COMM_WORLD_RANK")
     assert set(ranks) == {0, 1, 2}
     ranks[2].kill()
     left = taken(servers, 1)
     until(lambda: taken(servers, 1) > left + 20)
     numbers = [row["step"] for row in steps(servers, 1)]
-    assert numbers == list(range(1, len(numbers) + 1)) and placed(servers) == {"node1": [0, 2], "node2": [1]}
+    assert numbers == list(range(1, len(numbers) + 1)) and placed(servers) == {
+        "node1": [0, 2],
+        "node2": [1],
+    }
     assert len(json.loads((servers / "manifest.json").read_text())["parts"]) == 2
     secrets = tmp_path / "ps-async.launch" / "environment"
     assert secrets.exists()
@@ -215,8 +269,8 @@ exit $CODE
 def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
     signals, state, code, ends, needed, tmp_path, monkeypatch
 ):
-    """Its exit code 99 says so. The signal goes to all of the job's processes at once; that of qdel, `dr`, is that of
-    `qmod -rj` too, after which the job needs its secrets variables again.
+    """Its exit code 99 says so. The signal goes to all of the job's processes at once; that of
+    qdel, `dr`, is that of `qmod -rj` too, after which the job needs its secrets variables again.
     """
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "mpirun").write_text(MPIRUN)
@@ -230,9 +284,15 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
     log.parent.mkdir()
     (secrets := log.with_name("environment")).touch()
     env = os.environ | {
-        "PE_HOSTFILE": str(tmp_path / "pe"), "JOB_ID": "17", "LOGNAME": "me", "PE": "mpi", "SGE_ROOT": str(tmp_path),
-        "ARC": "", "CODE": code, "WAIT": "100" if signals else "0",
-    }  # fmt: skip
+        "PE_HOSTFILE": str(tmp_path / "pe"),
+        "JOB_ID": "17",
+        "LOGNAME": "me",
+        "PE": "mpi",
+        "SGE_ROOT": str(tmp_path),
+        "ARC": "",
+        "CODE": code,
+        "WAIT": "100" if signals else "0",
+    }
     job = subprocess.Popen(["bash", "-c", text], env=env, start_new_session=True)
     if signals:
         until(lambda: log.exists() and "started" in log.read_text(), 20)

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdtrain.config import recipes
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure, UsageError
+from hvdtrain.base.config import recipes
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.launch import processes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
@@ -29,7 +29,8 @@ from hvdtrain.launch.supervise import log_file, supervise
 
 pytestmark = pytest.mark.timeout(60)
 
-# A rank that will not go: it ignores SIGTERM, and so does the child that it starts. Both process ids go into a file.
+# A rank that will not go: it ignores SIGTERM, and so does the child that it starts. Both process
+# ids go into a file.
 STUBBORN = """
 import os, pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -96,20 +97,38 @@ def test_two_ranks_run_and_print_into_the_log(tmp_path):
     with local_job(2, [sys.executable, "-c", code], log, {"MARK": "seven"}) as job:
         assert job.wait(timeout=30) == 0
     assert sorted(log_lines(log)) == [
-        (0, "aside"), (0, "rank 0 of 2 seven self,sm"), (1, "aside"), (1, "rank 1 of 2 seven self,sm"),
-    ]  # fmt: skip
+        (0, "aside"),
+        (0, "rank 0 of 2 seven self,sm"),
+        (1, "aside"),
+        (1, "rank 1 of 2 seven self,sm"),
+    ]
     assert "[1]<stderr>: aside" in log.read_text().splitlines()  # as horovodrun has it
 
 
 ALLOCATION = {
-    "SLURM_JOBID": "7", "SLURM_NODELIST": "nowhere1,nowhere2", "SLURM_TASKS_PER_NODE": "1(x2)", "SBATCH_X": "1",
-    "SRUN_X": "1", "PBS_ENVIRONMENT": "x", "PBS_JOBID": "8", "PBS_NODEFILE": "nodes", "LSB_JOBID": "9",
-    "LSB_HOSTS": "nowhere1 nowhere2", "SGE_ROOT": "/x", "ARC": "x", "JOB_ID": "4", "PE_HOSTFILE": "nodes",
-    "PMI_RANK": "3", "PMIX_RANK": "3", "PMIX_NAMESPACE": "other",
-}  # fmt: skip
+    "SLURM_JOBID": "7",
+    "SLURM_NODELIST": "nowhere1,nowhere2",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+    "SBATCH_X": "1",
+    "SRUN_X": "1",
+    "PBS_ENVIRONMENT": "x",
+    "PBS_JOBID": "8",
+    "PBS_NODEFILE": "nodes",
+    "LSB_JOBID": "9",
+    "LSB_HOSTS": "nowhere1 nowhere2",
+    "SGE_ROOT": "/x",
+    "ARC": "x",
+    "JOB_ID": "4",
+    "PE_HOSTFILE": "nodes",
+    "PMI_RANK": "3",
+    "PMIX_RANK": "3",
+    "PMIX_NAMESPACE": "other",
+}
 
 
-def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(tmp_path, monkeypatch):
+def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(
+    tmp_path, monkeypatch
+):
     """mpirun would read it, and put ranks there."""
     (tmp_path / "nodes").write_text("nowhere1 1 q UNDEFINED\nnowhere2 1 q UNDEFINED\n")
     for name, value in ALLOCATION.items():
@@ -123,10 +142,14 @@ def test_a_job_on_this_machine_stays_here_inside_an_allocation_of_other_nodes(tm
     assert sorted(log_lines(tmp_path / "log")) == [(rank, f"{kept} hash") for rank in range(2)]
 
 
-def test_a_log_that_is_named_from_the_current_folder_has_what_the_rank_said_last(tmp_path, monkeypatch):
+def test_a_log_that_is_named_from_the_current_folder_has_what_the_rank_said_last(
+    tmp_path, monkeypatch
+):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with local_job(1, [sys.executable, "-c", "import sys; sys.exit('no disk')"], Path("../log")) as job:
+    with local_job(
+        1, [sys.executable, "-c", "import sys; sys.exit('no disk')"], Path("../log")
+    ) as job:
         assert job.wait(timeout=30) == 1
     assert (tmp_path / "log").read_text() == "[0]<stderr>: no disk\n"
     assert failure_reason(Path("../log"), 1) == "exit code 1: no disk (see ../log)"
@@ -135,7 +158,8 @@ def test_a_log_that_is_named_from_the_current_folder_has_what_the_rank_said_last
 def test_a_launcher_that_cannot_be_started_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # its folder has no mpirun
     with pytest.raises(
-        Failure, match=f"{tmp_path}/mpirun is not on this machine: .*; `hvdtrain doctor` says what is here"
+        Failure,
+        match=f"{tmp_path}/mpirun is not on this machine: .*; `hvdtrain doctor` says what is here",
     ):
         with local_job(2, ["true"], tmp_path / "log"):
             pass
@@ -149,10 +173,12 @@ def test_ranks_have_the_variables_that_are_named_and_nobody_else_sees_them(launc
     token, words = "t0 k'en", [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
     hosts = HERE if launcher == "mpi" else ()
     command = expand(
-        recipes.launcher(launcher), JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", secrets={"MY_TOKEN": token})
+        recipes.launcher(launcher),
+        JobSpec(1, words, hosts=hosts, out=tmp_path / "a run", secrets={"MY_TOKEN": token}),
     )
     assert "t0 k" not in command.dry_run_text()
-    assert ("MY_TOKEN" in command.environment) == (launcher == "local")  # which horovodrun writes into command lines
+    # which horovodrun writes into command lines
+    assert ("MY_TOKEN" in command.environment) == (launcher == "local")
     with launched_job(command, tmp_path / "log") as job:
         assert not command.secrets_file or command.secrets_file.stat().st_mode & 0o777 == 0o600
         assert job.wait(timeout=30) == 0
@@ -166,7 +192,8 @@ def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_ther
 ):
     words = [sys.executable, "-c", "import os; print(os.environ['MY_TOKEN'])"]
     command = expand(
-        recipes.launcher(launcher), JobSpec(1, words, out=tmp_path / "a run", secrets={"MY_TOKEN": "t0 k'en"})
+        recipes.launcher(launcher),
+        JobSpec(1, words, out=tmp_path / "a run", secrets={"MY_TOKEN": "t0 k'en"}),
     )
     file = command.secrets_file
     assert "t0 k" not in command.dry_run_text() and "MY_TOKEN" not in command.environment
@@ -176,7 +203,10 @@ def test_a_scheduler_without_this_environment_has_ranks_read_a_file_that_is_ther
             job.wait(timeout=30)
         assert file.exists() == (submits == "true")
     assert file.stat().st_mode & 0o777 == 0o600
-    assert subprocess.run(["sh", str(file), *words], capture_output=True, text=True).stdout == "t0 k'en\n"
+    assert (
+        subprocess.run(["sh", str(file), *words], capture_output=True, text=True).stdout
+        == "t0 k'en\n"
+    )
 
 
 def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all(tmp_path):
@@ -186,14 +216,17 @@ def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all
     with pytest.raises(UsageError, match=set_it.format("MY_TOKEN", "")):
         expand(recipes.launcher("kubernetes"), spec)
     config = RunConfig(mode="ps-async", servers=1, dataset="synthetic", wire="zmq")
-    with pytest.raises(UsageError, match=set_it.format("HVDTRAIN_WIRE_KEY", ", or give --wire rpc")):
+    with pytest.raises(
+        UsageError, match=set_it.format("HVDTRAIN_WIRE_KEY", ", or give --wire rpc")
+    ):
         prepare(recipes.launcher("kubernetes"), config, 1, (), tmp_path / "run")
 
 
 # Which network it is in
 
 
-# Prints its network, its interfaces, and whether it sees other files of MPI than the one that it leaves.
+# Prints its network, its interfaces, and whether it sees other files of MPI than the one that it
+# leaves.
 PLACE = """
 import os, pathlib
 print(os.readlink('/proc/self/ns/net'), *sorted(os.listdir('/proc/self/net/dev_snmp6')))
@@ -213,7 +246,9 @@ def test_a_job_here_has_a_network_with_loopback_alone_and_its_files_end_with_it(
     if os.geteuid():
         pytest.skip("not every system allows it to others than root")
     network, sees_files_of_mpirun = place_of(tmp_path / "log")
-    assert re.fullmatch(r"net:\[\d+\] lo", network) and os.readlink("/proc/self/ns/net") not in network
+    assert (
+        re.fullmatch(r"net:\[\d+\] lo", network) and os.readlink("/proc/self/ns/net") not in network
+    )
     assert sees_files_of_mpirun == "True"
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
@@ -238,7 +273,12 @@ def test_a_job_runs_where_no_network_of_its_own_can_be_made(tmp_path, monkeypatc
     ],
 )
 def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, hosts, own, tmp_path):
-    assert expand(recipes.launcher(launcher), JobSpec(2, ["x"], hosts=hosts, out=tmp_path)).private_network == own
+    assert (
+        expand(
+            recipes.launcher(launcher), JobSpec(2, ["x"], hosts=hosts, out=tmp_path)
+        ).private_network
+        == own
+    )
     assert not expand(
         recipes.launcher(launcher), JobSpec(2, ["x"], hosts=hosts, out=tmp_path, needs_network=True)
     ).private_network
@@ -255,7 +295,9 @@ def test_jobs_that_stay_on_this_machine_have_a_network_of_their_own(launcher, ho
         ({"pretrained": "/some/weights.pth"}, False),
     ],
 )
-def test_a_job_that_downloads_something_stays_in_this_machines_network(options, needs, tmp_path, monkeypatch):
+def test_a_job_that_downloads_something_stays_in_this_machines_network(
+    options, needs, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
     assert needs_network(RunConfig(**options)) == needs
     command = prepare(recipes.launcher("local"), RunConfig(**options), 2, (), tmp_path / "run")
@@ -267,7 +309,10 @@ def test_a_job_that_downloads_something_stays_in_this_machines_network(options, 
 
 @pytest.mark.parametrize("how", ["ends", "raises"])
 def test_ranks_that_ignore_sigterm_and_their_children_are_gone_after_the_block(folder, how):
-    with contextlib.suppress(KeyboardInterrupt), local_job(2, stubborn(folder), folder / "log") as job:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        local_job(2, stubborn(folder), folder / "log") as job,
+    ):
         pids = ids(folder)
         assert sorted(alive([*pids, job.pid])) == sorted([*pids, job.pid])
         if how == "raises":
@@ -333,7 +378,10 @@ def test_no_rank_outlives_its_parent(folder, signals):
             b"[0]<stderr>: [n1:00000] *** An error occurred in Socket closed\n[0]<stderr>: \n",
             "another rank is gone: process 0 lost its connection (see {log})",
         ),
-        (b"[1]<stderr>:hvdtrain: rank 1 failed: no\n[0]<stderr>: hvdtrain: x\n", "rank 1 failed: no"),
+        (
+            b"[1]<stderr>:hvdtrain: rank 1 failed: no\n[0]<stderr>: hvdtrain: x\n",
+            "rank 1 failed: no",
+        ),
         (  # what the job had survived is no reason
             b"[0]<stdout>: hvdtrain: rank 2 is lost, and the others go on without it: x\nhvdtrain: rank 2 has joined\n"
             b"hvdtrain: rank 0 failed: the disk is full\n",
@@ -347,14 +395,21 @@ def test_the_reason_is_our_own_line_or_the_last_one(tmp_path, text, line):
     assert failure_reason(log, 3) == line.format(log=log)
 
 
-# A process of this job fails after the others have begun to wait: by itself, by an exit code, or by a signal.
+# A process of this job fails after the others have begun to wait: by itself, by an exit code, or by
+# a signal. Another says a second later that it is lost.
 FAILING = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
+what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.01)
 if [v for k, v in os.environ.items() if k in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")][0] == "0":
-    time.sleep(1.5)
+    (folder / "waits").touch()
+    wait_for("fails")
+    time.sleep(1)
     sys.exit("hvdtrain: the others are lost")
-time.sleep(0.5)
-what = sys.argv[1]
+wait_for("waits")
+(folder / "fails").touch()
 if what == "signal":
     os.kill(os.getpid(), signal.SIGKILL)
 print("hvdtrain: rank 1 has no disk" if what == "own" else "it all went wrong", file=sys.stderr)
@@ -375,7 +430,13 @@ def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, l
     log = tmp_path / "log"
     hosts = () if launcher == "local" else HERE
     start = expand(
-        recipes.launcher(launcher), JobSpec(2, [sys.executable, "-c", FAILING, what], hosts=hosts, out=tmp_path / "run")
+        recipes.launcher(launcher),
+        JobSpec(
+            2,
+            [sys.executable, "-c", FAILING, what, str(tmp_path)],
+            hosts=hosts,
+            out=tmp_path / "run",
+        ),
     )
     with launched_job(start, log) as job:
         assert job.wait(timeout=30) != 0
@@ -383,30 +444,49 @@ def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, l
     assert failure_reason(log, 3).startswith(line)
 
 
-def test_a_job_whose_starter_does_not_end_is_over_some_time_after_its_summary(tmp_path, monkeypatch):
+def test_a_job_whose_starter_does_not_end_is_over_some_time_after_its_summary(
+    tmp_path, monkeypatch
+):
     """A summary of before, with which the job goes on, is not this job's."""
     monkeypatch.setattr(processes, "END_AFTER_SUMMARY_S", 1.0)
     out = tmp_path / "run"
     out.mkdir()
     (out / "summary.json").write_text("{}")
     log_file(out).parent.mkdir()
-    words = f"sleep 2; echo [] > {shlex.quote(str(out))}/summary.json; sleep 90"
+    words = f"sleep 2; echo '{{}}' > {shlex.quote(str(out))}/summary.json; sleep 90"
     began = time.monotonic()
     supervise(expand(recipes.launcher("local"), JobSpec(1, ["sh", "-c", words], out=out)), out, 0)
     assert 3 < time.monotonic() - began < 60
 
 
+def test_results_of_a_start_before_do_not_make_up_for_a_failure(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "summary.json").write_text("{}")
+    log_file(out).parent.mkdir()
+    with pytest.raises(Failure, match="the job failed"):
+        supervise(
+            expand(recipes.launcher("local"), JobSpec(1, ["sh", "-c", "exit 3"], out=out)), out, 0
+        )
+
+
 @pytest.mark.parametrize(("what", "shown"), [("own", False), ("exit", True)])
-def test_a_job_that_failed_says_how_to_go_on_and_shows_lines_of_a_rank_that_said_nothing(what, shown, tmp_path, capsys):
+def test_a_job_that_failed_says_how_to_go_on_and_shows_lines_of_a_rank_that_said_nothing(
+    what, shown, tmp_path, capsys
+):
     out = tmp_path / "run"
     (out / "snapshots" / "step-00000012").mkdir(parents=True)
     (out / "snapshots" / "step-00000024.part").mkdir()
     (out / "logs").mkdir()
-    (out / "logs" / "rank.1.err").write_text("Traceback (most recent call last):\n  a line\nValueError: x\n")
+    (out / "logs" / "rank.1.err").write_text(
+        "Traceback (most recent call last):\n  a line\nValueError: x\n"
+    )
     log_file(out).parent.mkdir()
-    command = expand(recipes.launcher("local"), JobSpec(2, [sys.executable, "-c", FAILING, what], out=out))
+    words = [sys.executable, "-c", FAILING, what, str(tmp_path)]
+    command = expand(recipes.launcher("local"), JobSpec(2, words, out=out))
     with pytest.raises(
-        Failure, match="the job failed: .*; `hvdtrain launch --resume --out .*run` goes on after step 12"
+        Failure,
+        match="the job failed: .*; `hvdtrain launch --resume --out .*run` goes on after step 12",
     ):
         supervise(command, out, 0)
     assert ("ValueError" in capsys.readouterr().err) == shown

@@ -1,4 +1,6 @@
-"""What is found wrong with hosts before anything starts. Here the host is this machine; see test_testbed for others."""
+"""What is found wrong with hosts before anything starts. Here the host is this machine; see
+test_testbed for others.
+"""
 
 import dataclasses
 import shutil
@@ -10,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import hvdtrain
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.system.cgroups import usable_cores
 from hvdtrain.launch import preflight, probe
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.memory import BASE_MB, PARAMETERS, rank_mb
 from hvdtrain.launch.preflight import Requirements, check_hosts, describe_hosts
 from hvdtrain.models import make, vgg
-from hvdtrain.system.cgroups import usable_cores
 
 pytestmark = pytest.mark.timeout(60)
 HERE = [Host("localhost", 2)]
@@ -51,7 +53,10 @@ def test_all_that_is_wrong_is_one_line_a_host(needs):
     lines = problems(needs, [*HERE, Host("nosuch.invalid", 1)])
     assert len(lines) == 2
     assert "MB of memory are free, and 2 rank(s) need 2,000,000,000 MB at least" in lines[0]
-    assert lines[0].startswith("localhost: ") and "; there is no /no/such/data, which its ranks would read" in lines[0]
+    assert (
+        lines[0].startswith("localhost: ")
+        and "; there is no /no/such/data, which its ranks would read" in lines[0]
+    )
     assert lines[1].startswith("nosuch.invalid: ") and "\n" not in lines[1]
 
 
@@ -61,7 +66,11 @@ def test_ranks_cannot_start_in_a_folder_that_is_not_there(needs):
 
 
 def test_other_code_of_the_same_version_is_told_from_ours(needs, tmp_path):
-    shutil.copytree(Path(hvdtrain.__file__).parent, tmp_path / "hvdtrain", ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copytree(
+        Path(hvdtrain.__file__).parent,
+        tmp_path / "hvdtrain",
+        ignore=shutil.ignore_patterns("*.pyc"),
+    )
     assert check_hosts(HERE, needs, measure=True) == ("", ())
     (tmp_path / "hvdtrain" / "train.py").write_text("# changed\n")
     [line] = problems(needs)
@@ -74,16 +83,26 @@ def test_names_that_several_hosts_share_are_told(needs):
 
 
 def test_a_host_that_nobody_answers_on_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as listening:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+    ):
         port = taken.getsockname()[1]
         taken.close()
         hosts = {"gone": ["127.0.0.1", port], "there": list(listening.getsockname())}
-        assert probe.unreachable({"hosts": hosts, "launcher": 0}) == {"gone": "127.0.0.1: Connection refused"}
+        assert probe.unreachable({"hosts": hosts, "launcher": 0}) == {
+            "gone": "127.0.0.1: Connection refused"
+        }
 
 
 @pytest.mark.parametrize(
     ("known", "address"),
-    [("10.0.0.7", "10.0.0.7"), ("127.0.1.1", "10.0.0.9"), ("192.0.2.1", "10.0.0.9"), ("", "10.0.0.9")],
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("127.0.1.1", "10.0.0.9"),
+        ("192.0.2.1", "10.0.0.9"),
+        ("", "10.0.0.9"),
+    ],
 )
 def test_others_reach_a_host_by_an_address_that_is_not_loopback(known, address, monkeypatch):
     interfaces = {"127.0.0.1": "lo", "10.0.0.9": "eth0", "10.0.0.7": "ib0"}
@@ -92,11 +111,16 @@ def test_others_reach_a_host_by_an_address_that_is_not_loopback(known, address, 
 
 
 def test_an_interface_that_is_named_must_be_there(needs):
-    here, there, other = problems(dataclasses.replace(needs, interface="nosuch0"), [*HERE, Host("127.0.0.1", 1)])
+    here, there, other = problems(
+        dataclasses.replace(needs, interface="nosuch0"), [*HERE, Host("127.0.0.1", 1)]
+    )
     assert here == "this machine has no network interface nosuch0"
     assert there.startswith("localhost: it has no network interface nosuch0 with an address")
     assert "cannot connect" not in there + other  # which follows, and means no firewall
-    assert probe.choose_interface("10.0.0.9", {"10.0.0.9": "eth0", "10.0.0.7": "ib0"}, "ib0") == ("ib0", "10.0.0.7")
+    assert probe.choose_interface("10.0.0.9", {"10.0.0.9": "eth0", "10.0.0.7": "ib0"}, "ib0") == (
+        "ib0",
+        "10.0.0.7",
+    )
 
 
 def test_the_probe_ends_with_the_connection(tmp_path):
@@ -110,14 +134,17 @@ def test_in_a_round_every_host_sends_to_one_and_receives_from_one(count):
     hosts = [f"h{n}" for n in range(count)]
     made = preflight.rounds(hosts)
     for pairs in made:
-        assert sorted(one for one, _ in pairs) == sorted(other for _, other in pairs) == sorted(hosts)
+        assert (
+            sorted(one for one, _ in pairs) == sorted(other for _, other in pairs) == sorted(hosts)
+        )
         assert all(one != other for one, other in pairs)
     asked = [pair for pairs in made for pair in pairs]
     assert len(set(asked)) == len(asked) == count * min(count - 1, preflight.ROUNDS)
 
 
 def test_bandwidth_is_measured_and_who_does_not_answer_has_none():
-    assert 0.5 < probe.gbit_s(("127.0.0.1", probe.serve("127.0.0.1"))) < 1e4  # memory is faster than that
+    # memory is faster than that
+    assert 0.5 < probe.gbit_s(("127.0.0.1", probe.serve("127.0.0.1"))) < 1e4
     assert probe.gbit_s(("127.0.0.1", 1)) is None
 
 

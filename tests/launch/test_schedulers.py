@@ -10,7 +10,7 @@ import sys
 import pytest
 from helpers.jobs import SETTINGS, until
 
-from hvdtrain.config import recipes
+from hvdtrain.base.config import recipes
 from hvdtrain.launch.recipe import JobSpec, expand
 
 RANK = "import json, os, sys; print(json.dumps([os.getenv(name) for name in sys.argv[1:]]))"
@@ -19,7 +19,9 @@ VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 def handed(launcher, program, out):
     """A scheduler's file for two ranks."""
-    made = expand(recipes.launcher(launcher), JobSpec(2, program, out=out, working_folder=str(out.parent)))
+    made = expand(
+        recipes.launcher(launcher), JobSpec(2, program, out=out, working_folder=str(out.parent))
+    )
     [text] = made.files.values()
     return made, text
 
@@ -38,7 +40,14 @@ def test_a_pod_of_a_jobset_knows_its_rank_and_the_first_ones_name(tmp_path):
     values = {entry["name"]: entry["value"] for entry in others}
     assert all(isinstance(value, str) for value in values.values())  # as Kubernetes wants it
     first = f"{made.name}-{group['name']}-0-0.{made.name}"
-    assert [values[name] for name in VARIABLES] == ["$(JOB_COMPLETION_INDEX)", "2", "0", "1", first, "29500"]
+    assert [values[name] for name in VARIABLES] == [
+        "$(JOB_COMPLETION_INDEX)",
+        "2",
+        "0",
+        "1",
+        first,
+        "29500",
+    ]
     assert len(f"{made.name}-{group['name']}-0-4095") <= 63  # a pod's host name
 
 
@@ -46,8 +55,14 @@ def test_a_node_of_a_cloud_knows_its_rank(tmp_path):
     _, text = handed("skypilot", [sys.executable, "-c", RANK, *VARIABLES], tmp_path / "run")
     task = json.loads(text)
     assert task["num_nodes"] == 2 and task["envs"] == {"HVDTRAIN_MEETING_S": "1800"}
-    env = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
-    done = subprocess.run(["bash", "-c", task["run"]], **SETTINGS | {"env": os.environ | env}, timeout=30)
+    env = {
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8",
+    }
+    done = subprocess.run(
+        ["bash", "-c", task["run"]], **SETTINGS | {"env": os.environ | env}, timeout=30
+    )
     assert json.loads(done.stdout) == ["1", "2", "0", "1", "10.0.0.7", "29500"]
 
 
@@ -70,3 +85,9 @@ def test_a_job_of_pbs_starts_ranks_and_tells_them_to_leave(tmp_path):
             job.send_signal(signal.SIGTERM)
         assert job.wait(30) == 143, log.read_text()
     assert log.read_text().count("asked") == 2 and secret.exists()  # it may come back
+    for code in (0, 3):
+        _, text = handed("pbs", ["sh", "-c", f"exit {code}"], out)
+        script.write_text(text)
+        secret.write_text("")
+        done = subprocess.run(["bash", str(script)], **SETTINGS | {"env": env}, timeout=30)
+        assert bool(done.returncode) == bool(code) and not secret.exists(), log.read_text()

@@ -1,4 +1,6 @@
-"""Jobs through a real Slurm: a controller, a node and an authentication service of the test's own, on loopback."""
+"""Jobs through a real Slurm: a controller, a node and an authentication service of the test's own,
+on loopback.
+"""
 
 import contextlib
 import json
@@ -10,11 +12,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.fork_proxy import FIRST
 from helpers.forked_jobs import forked_hvdtrain
-from helpers.jobs import HVDTRAIN, SETTINGS, steps, until
+from helpers.jobs import HVDTRAIN, SETTINGS, slow_steps, steps, until
 from helpers.nodes import leave_out, on_node, ranks_of_job, two_nodes
 
-from hvdtrain.config import recipes
+from hvdtrain.base.config import recipes
+from hvdtrain.base.world.network import free_port
 from hvdtrain.launch import testbed
 from hvdtrain.launch.job_log import first_failed
 from hvdtrain.launch.recipe import JobSpec, expand
@@ -25,16 +29,12 @@ TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
 TINY = ["--width", "0.0625", "--threads", "1"]
 
 
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [s.getsockname()[1] for s in sockets]
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """The environment in which Slurm's commands find a cluster of one node with eight slots."""
-    with cluster(tmp_path_factory.mktemp("slurm"), {socket.gethostname(): ("127.0.0.1", [])}, 8) as env:
+    with cluster(
+        tmp_path_factory.mktemp("slurm"), {socket.gethostname(): ("127.0.0.1", [])}, 8
+    ) as env:
         yield env
 
 
@@ -43,7 +43,9 @@ def slurm_on_two_nodes(tmp_path):
     """The same with two hosts of the testbed, node1 and node2, of two slots each."""
     with two_nodes():
         own = f"{testbed.NETWORK}.{testbed.THIS_HOST_NUMBER}"
-        hosts = {node: (socket.gethostbyname(node), on_node(node)) for node in testbed.running_nodes()}
+        hosts = {
+            node: (socket.gethostbyname(node), on_node(node)) for node in testbed.running_nodes()
+        }
         with cluster(tmp_path, hosts, 2, own) as env:
             yield env
 
@@ -51,9 +53,11 @@ def slurm_on_two_nodes(tmp_path):
 @contextlib.contextmanager
 def cluster(folder, hosts, slots, controller_address="127.0.0.1"):
     """Slurm on hosts, each with its address and what runs a command there."""
-    missing = [tool for tool in TOOLS if not shutil.which(tool)] + (["root"] if os.geteuid() else [])
+    missing = [tool for tool in TOOLS if not shutil.which(tool)] + (
+        ["root"] if os.geteuid() else []
+    )
     leave_out(f"not installed: {', '.join(missing)}" if missing else "")
-    controller, port = free_ports(2)
+    controller, port = free_port("127.0.0.1"), free_port("127.0.0.1")
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
     for name in ("state", *(f"spool/{host}" for host in hosts)):
@@ -61,7 +65,8 @@ def cluster(folder, hosts, slots, controller_address="127.0.0.1"):
     cores = f"CPUs={slots} SocketsPerBoard=1 CoresPerSocket={slots} ThreadsPerCore=1 State=UNKNOWN"
     has = f"{cores} RealMemory=64000 Gres=gpu:2"
     nodes = [f"NodeName={host} NodeAddr={address} {has}" for host, (address, _) in hosts.items()]
-    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")  # as if they were GPUs
+    # as if they were GPUs
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
     (folder / "slurm.conf").write_text(f"""
 ClusterName=test
 SlurmctldHost={socket.gethostname()}({controller_address})
@@ -89,9 +94,15 @@ PartitionName=all Nodes={",".join(hosts)} Default=YES MaxTime=INFINITE State=UP
 """)
     env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
     munge = [
-        "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key",
-        f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed",
-    ]  # fmt: skip
+        "munged",
+        "--foreground",
+        "--force",
+        f"--socket={folder}/munge.socket",
+        f"--key-file={folder}/munge.key",
+        f"--pid-file={folder}/munged.pid",
+        f"--log-file={folder}/munged.log",
+        f"--seed-file={folder}/munged.seed",
+    ]
     with contextlib.ExitStack() as stack:
 
         def serve(name, *words):
@@ -123,17 +134,34 @@ def output(env, *words):
 
 def submit(env, out, workers, servers, *options, place=(), recipe="slurm", forked=True):
     program = forked_hvdtrain() if forked else [HVDTRAIN]
-    words = [*program, "launch", "--launcher", str(recipe), "-n", str(workers), "-s", str(servers), "--out", str(out)]
+    words = [
+        *program,
+        "launch",
+        "--launcher",
+        str(recipe),
+        "-n",
+        str(workers),
+        "-s",
+        str(servers),
+        "--out",
+        str(out),
+    ]
     words += place
-    done = subprocess.run([*words, "--", *options, *TINY], **SETTINGS | {"env": env}, timeout=60, cwd=out.parent)
+    done = subprocess.run(
+        [*words, "--", *options, *TINY], **SETTINGS | {"env": env}, timeout=60, cwd=out.parent
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip().isdigit()  # the job's number
     return done.stdout.strip()
 
 
 @one_cluster
-def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_cancelled(slurm, tmp_path):
-    """SIGUSR1 is what Slurm sends two minutes before a job's time is over; it waits a little before the next run."""
+def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_cancelled(
+    slurm, tmp_path
+):
+    """SIGUSR1 is what Slurm sends two minutes before a job's time is over; it waits a little before
+    the next run.
+    """
     out = tmp_path / "A run"
     job = submit(slurm, out, 2, 0, "--mode", "allreduce", "--epochs", "1000", "--batch-size", "64")
     until(lambda: len(rows(out, 0)) > 5, 60)
@@ -152,11 +180,14 @@ def test_a_batch_job_goes_back_in_the_queue_when_told_to_leave_goes_on_and_is_ca
     assert len(manifest["parts"]) == 2
     assert (manifest["starter"], manifest["workers"], manifest["servers"]) == ("srun", 2, 0)
     log = (tmp_path / "A run.launch" / f"slurm-{job}.log").read_text()
-    assert printed and log.startswith(printed) and len(log) > len(printed)  # the second turn has added to it
+    # the second turn has added to it
+    assert printed and log.startswith(printed) and len(log) > len(printed)
 
 
 def run_batch_job(env, folder, rank, *more, **spec):
-    """The exit code of a job whose two ranks run a line of shell, its number, and what they printed."""
+    """The exit code of a job whose two ranks run a line of shell, its number, and what they
+    printed.
+    """
     made = expand(
         recipes.launcher("slurm"),
         JobSpec(2, ["bash", "-c", rank], out=folder / "run", working_folder=str(folder), **spec),
@@ -165,15 +196,20 @@ def run_batch_job(env, folder, rank, *more, **spec):
     script.parent.mkdir()
     script.write_text(text)
     env = env | made.environment | {"SLURM_CONF": env["SLURM_CONF"], "SBATCH_EXPORT": "NONE"}
-    done = subprocess.run([made.argv[0], "--wait", *more, *made.argv[1:]], **SETTINGS | {"env": env}, timeout=30)
+    done = subprocess.run(
+        [made.argv[0], "--wait", *more, *made.argv[1:]], **SETTINGS | {"env": env}, timeout=30
+    )
     job = done.stdout.strip()
     return done.returncode, job, (script.parent / f"slurm-{job}.log").read_text()
 
 
 @one_cluster
 def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_path):
-    """Slurm ends the other rank, and 143 is what remains of both, as of ranks that Slurm has told to leave."""
-    rank = "echo start; [ $SLURM_PROCID = 0 ] && sleep 1 && kill -9 $$; exec sleep 60"
+    """Slurm ends the other rank, and 143 is what remains of both, as of ranks that Slurm has told
+    to leave.
+    """
+    rank = "echo start; touch begun.$SLURM_PROCID; [ $SLURM_PROCID = 0 ] || exec sleep 60; "
+    rank += "until [ -e begun.1 ]; do sleep 0.1; done; sleep 1; kill -9 $$"
     code, _, log = run_batch_job(slurm, tmp_path, rank)
     assert code == 143 and log.count("start") == 2, log  # once each
     shutil.rmtree(tmp_path / "run.launch")
@@ -184,14 +220,17 @@ def test_a_batch_job_whose_rank_fails_does_not_go_back_in_the_queue(slurm, tmp_p
 
 @one_cluster
 def test_a_batch_job_asks_for_what_ranks_need_and_they_have_all_of_it(slurm, tmp_path):
-    """Of a whole node all cores, and where nothing of the environment is handed on, what they meet by and their key."""
-    rank = (
-        "echo at $MASTER_ADDR: $KEY $SLURM_CPUS_ON_NODE $SLURM_MEM_PER_NODE $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"
-    )
+    """Of a whole node all cores, and where nothing of the environment is handed on, what they meet
+    by and their key.
+    """
+    given = "$SLURM_CPUS_ON_NODE $SLURM_MEM_PER_NODE $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"
+    rank = f"echo at $MASTER_ADDR: $KEY {given}"
     needs = {"secrets": {"KEY": "k3y"}, "memory_mb": 600, "gpus": 1}
     code, job, log = run_batch_job(slurm, tmp_path, rank, "--exclusive", **needs)
     assert code == 0, log
-    assert sorted(log.splitlines()) == [f"at {socket.gethostname()}: k3y 8 1200 2 {gpu}" for gpu in range(2)]
+    assert sorted(log.splitlines()) == [
+        f"at {socket.gethostname()}: k3y 8 1200 2 {gpu}" for gpu in range(2)
+    ]
     limit = output(slurm, "scontrol", "show", "job", job)
     # The backfill scheduler takes no limit as a year.
     assert re.search("TimeLimit=(UNLIMITED|365-00:00:00) ", limit), limit
@@ -206,39 +245,69 @@ def test_the_recipe_of_a_site_runs(slurm, tmp_path):
     (container := tmp_path / "bin" / "apptainer").parent.mkdir()
     container.write_text('#!/bin/sh\necho "$1 in $4 with $MODULES"; shift 4; exec "$@"\n')
     container.chmod(0o755)
-    env = slurm | {"PATH": f"{container.parent}:{slurm['PATH']}", "BASH_FUNC_module%%": "() { export MODULES=$2; }"}
-    job = submit(env, tmp_path / "run", 2, 0, "--mode", "ddp", "--steps", "2", recipe=site, forked=False)
+    env = slurm | {
+        "PATH": f"{container.parent}:{slurm['PATH']}",
+        "BASH_FUNC_module%%": "() { export MODULES=$2; }",
+    }
+    job = submit(
+        env, tmp_path / "run", 2, 0, "--mode", "ddp", "--steps", "2", recipe=site, forked=False
+    )
     until(lambda: not output(slurm, "squeue", "-h", "-j", job), 100)
     log = (tmp_path / "run.launch" / f"slurm-{job}.log").read_text()
-    assert log.count("exec in images/hvdtrain.sif with openmpi") == 2 and (tmp_path / "run" / "summary.json").exists()
+    assert (
+        log.count("exec in images/hvdtrain.sif with openmpi") == 2
+        and (tmp_path / "run" / "summary.json").exists()
+    )
     launched = json.loads((tmp_path / "run" / "manifest.json").read_text())["launch"]
-    assert (launched["launcher"], launched["recipe"]) == ("site.toml", recipes.launcher(str(site)).digest)
+    assert (launched["launcher"], launched["recipe"]) == (
+        "site.toml",
+        recipes.launcher(str(site)).digest,
+    )
 
 
 @pytest.mark.xdist_group("testbed")
 def test_jobs_on_two_nodes_train_where_they_were_placed(slurm_on_two_nodes, tmp_path):
-    """Nodes of two slots each, with their own names and slurmds. One after the other: as Slurm chooses, in turn, so
-    that a node's ranks are not neighbours; in blocks, where a worker is lost; and as -H has it, where Slurm itself
-    would put two ranks on the first node.
+    """Nodes of two slots each, with their own names and slurmds. One after the other: a ring along
+    the nodes; servers in blocks, as the site has it, where a worker is lost; and as -H has it,
+    where Slurm itself would put two ranks on the first node.
     """
     env = slurm_on_two_nodes
-    ring, asynchronous, synchronous = (tmp_path / mode for mode in ("allreduce", "ps-async", "ps-sync"))
+    ring, asynchronous, synchronous = (
+        tmp_path / mode for mode in ("allreduce", "ps-async", "ps-sync")
+    )
     place = ["--network-interface", testbed.INTERFACE]
     jobs = {
         ring: submit(env, ring, 4, 0, "--mode", "allreduce", "--steps", "4", place=place),
         asynchronous: submit(
-            env | {"SBATCH_DISTRIBUTION": "block"}, asynchronous, 2, 1,
-            "--mode", "ps-async", "--steps", "300", "--batch-size", "32", place=place,
+            env | {"SBATCH_DISTRIBUTION": "block", FIRST: slow_steps(0.02)},
+            asynchronous,
+            2,
+            1,
+            "--mode",
+            "ps-async",
+            "--steps",
+            "300",
+            "--batch-size",
+            "32",
+            place=place,
         ),
         synchronous: submit(
-            env, synchronous, 2, 1, "--mode", "ps-sync", "--steps", "4", place=[*place, "-H", "node2:2,node1:1"]
+            env,
+            synchronous,
+            2,
+            1,
+            "--mode",
+            "ps-sync",
+            "--steps",
+            "4",
+            place=[*place, "-H", "node2:2,node1:1"],
         ),
-    }  # fmt: skip
+    }
     until(lambda: len(rows(asynchronous, 1)) > 5 and len(rows(asynchronous, 2)) > 5, 100)
     ranks_of_job(jobs[asynchronous], "SLURM_JOB_ID", "SLURM_PROCID")[2].kill()
     until(lambda: not output(env, "squeue", "-h"), 100)
     placed = {
-        ring: {"node1": [0, 2], "node2": [1, 3]},
+        ring: {"node1": [0, 1], "node2": [2, 3]},
         asynchronous: {"node1": [0, 1], "node2": [2]},
         synchronous: {"node1": [1], "node2": [0, 2]},
     }
@@ -260,7 +329,18 @@ def rows(out, rank):
 def test_a_comparison_runs_inside_an_allocation(slurm, tmp_path):
     """Its threads are those of the allocation, and runs follow each other as steps of one job."""
     out = tmp_path / "c"
-    words = ["compare", "--launcher", "srun", "--modes", "single,ddp", *TINY, "--steps", "4", "--out", str(out)]
+    words = [
+        "compare",
+        "--launcher",
+        "srun",
+        "--modes",
+        "single,ddp",
+        *TINY,
+        "--steps",
+        "4",
+        "--out",
+        str(out),
+    ]
     command = ["salloc", "--quiet", "--ntasks=2", *forked_hvdtrain(), *words]
     done = subprocess.run(command, **SETTINGS | {"env": slurm}, timeout=150, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
@@ -268,8 +348,12 @@ def test_a_comparison_runs_inside_an_allocation(slurm, tmp_path):
     for name, ranks in (("single-w1-r1", 1), ("ddp-w2-r1", 2)):
         manifest = json.loads((out / "runs" / name / "manifest.json").read_text())
         assert (manifest["starter"], manifest["processes"]) == ("srun", ranks)
-        assert (manifest["launch"]["launcher"], manifest["launch"]["hosts"]) == ("srun", [f"{host}:{ranks}"])
+        assert (manifest["launch"]["launcher"], manifest["launch"]["hosts"]) == (
+            "srun",
+            [f"{host}:{ranks}"],
+        )
     outside = subprocess.run([HVDTRAIN, *words], **SETTINGS | {"env": slurm}, timeout=30)
     assert (outside.returncode, outside.stdout.strip()) == (
-        2, "hvdtrain: --launcher srun is for use inside a Slurm allocation: start this in salloc or sbatch",
-    )  # fmt: skip
+        2,
+        "hvdtrain: --launcher srun is for use inside a Slurm allocation: start this in salloc or sbatch",
+    )

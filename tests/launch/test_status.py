@@ -4,13 +4,15 @@ import fcntl
 import json
 import os
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
 from helpers import report_runs
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.cli import main
 from hvdtrain.launch.status import status_lines
 from hvdtrain.launch.supervise import log_file
 from hvdtrain.runs.live import last_steps, samples_per_s
@@ -31,8 +33,11 @@ def lines(run):
 
 def test_a_finished_run(run):
     finished, figures, *_ = lines(run)
-    assert finished == "ps-sync-w2-s1-r1: finished (ps-sync with 2 workers and 1 server, by mpirun)".replace(
-        "ps-sync-w2-s1-r1", run.name
+    assert (
+        finished
+        == "ps-sync-w2-s1-r1: finished (ps-sync with 2 workers and 1 server, by mpirun)".replace(
+            "ps-sync-w2-s1-r1", run.name
+        )
     )
     assert figures == "30 steps in 0:00:19 of training, 100 samples/s, validation accuracy 0.9800"
 
@@ -60,20 +65,35 @@ def test_a_run_that_failed_says_why_and_goes_on_only_from_a_snapshot(run, monkey
     assert last == "reason: rank 0 failed: no room"
     log_file(run).unlink()
     (run / "logs").mkdir()
-    (run / "logs" / "rank.0.err").write_text("Traceback\nOSError: [Errno 28] No space left on device\n")
+    (run / "logs" / "rank.0.err").write_text(
+        "Traceback\nOSError: [Errno 28] No space left on device\n"
+    )
     assert lines(run)[-1] == "last line: OSError: [Errno 28] No space left on device"
-    (run / "logs" / "rank.0.err").write_text("a.py:3: UserWarning: no device is known\n  device = of(group)\n")
+    (run / "logs" / "rank.0.err").write_text(
+        "a.py:3: UserWarning: no device is known\n  device = of(group)\n"
+    )
     assert lines(run)[-1] == "last line: a.py:3: UserWarning: no device is known"
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**10))
-    assert ", and not finished, on a disk that is full (make room there): no snapshot to go on from" in lines(run)[0]
+    assert (
+        ", and not finished, on a disk that is full (make room there): no snapshot to go on from"
+        in lines(run)[0]
+    )
 
 
 @pytest.mark.parametrize(("starter", "rank"), [("horovodrun", 1), ("mpirun", 2)])
-def test_a_run_that_was_asked_to_leave_says_so_and_one_that_failed_names_the_rank(starter, rank, run):
+def test_a_run_that_was_asked_to_leave_says_so_and_one_that_failed_names_the_rank(
+    starter, rank, run
+):
     (run / "summary.json").unlink()
     hosts = {"a": {"ranks": [0, 2]}, "b": {"ranks": [1]}}
-    of = {"starter": starter, "launch": {"launcher": "ssh", "hosts": ["me@a:2", "b:1"]}, "hosts": hosts}
-    (run / "manifest.json").write_text(json.dumps(json.loads((run / "manifest.json").read_text()) | of))
+    of = {
+        "starter": starter,
+        "launch": {"launcher": "ssh", "hosts": ["me@a:2", "b:1"]},
+        "hosts": hosts,
+    }
+    (run / "manifest.json").write_text(
+        json.dumps(json.loads((run / "manifest.json").read_text()) | of)
+    )
     log_file(run).parent.mkdir()
     failed = "[0]<stdout>: epoch 1\n   Process name: [prterun-a-1@1,2]\n   Exit code:    143\n"
     log_file(run).write_text(failed)
@@ -82,14 +102,19 @@ def test_a_run_that_was_asked_to_leave_says_so_and_one_that_failed_names_the_ran
         f"[1]<stdout>: ended by SIGTERM at step 30; the last snapshot is of step 30: go on\n{failed}"
     )
     state, *_, last = lines(run)
-    assert state.startswith(f"{run.name}: stopped on request at step 30; `hvdtrain launch --resume --out ")
+    assert state.startswith(
+        f"{run.name}: stopped on request at step 30; `hvdtrain launch --resume --out "
+    )
     assert last == "last snapshot after step 12"
 
 
 def test_a_record_of_an_unknown_launcher_is_named(run):
     log_file(run).parent.mkdir()
     log_file(run).with_name("running.json").write_text('{"launcher": "mine", "job": "1"}')
-    with pytest.raises(UsageError, match=r"unknown launcher in .*\.launch/running\.json: 'mine': choose from jobset"):
+    with pytest.raises(
+        UsageError,
+        match=r"unknown launcher in .*\.launch/running\.json: 'mine': choose from jobset",
+    ):
         lines(run)
 
 
@@ -110,7 +135,9 @@ def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(
     os.utime(log, (0, 0))
     log.with_name("slurm-17.log").write_text("[0]<stdout>: epoch 4\n")
     state, *_, last = lines(run)
-    assert ": handed to slurm as job 17 since " in state and last == "last line: [0]<stdout>: epoch 4"
+    assert (
+        ": handed to slurm as job 17 since " in state and last == "last line: [0]<stdout>: epoch 4"
+    )
     record.write_text(json.dumps({"launcher": "ssh", "pid": os.getpid(), "host": "elsewhere"}))
     assert ": launched on elsewhere since " in lines(run)[0]
 
@@ -118,12 +145,22 @@ def test_a_run_whose_first_worker_holds_it_trains_and_a_schedulers_job_is_named(
 def test_a_run_says_which_workers_it_has_lost_and_does_not_count_their_speed(run):
     (run / "summary.json").unlink()
     step = lines(run)[1]
-    life = {"member": 0, "rank": 1, "incarnation": 1, "pid": None, "joined": 1.0, "left": None, "why": ""}
+    life = {
+        "member": 0,
+        "rank": 1,
+        "incarnation": 1,
+        "pid": None,
+        "joined": 1.0,
+        "left": None,
+        "why": "",
+    }
     lost = life | {"member": 1, "rank": 2, "left": 9.0, "why": "its connection ended"}
     there = [life, lost | {"left": None, "why": ""}]
 
     def with_lives(*lives):
-        (run / "membership.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lives) + '{"member": 1')
+        (run / "membership.jsonl").write_text(
+            "".join(json.dumps(one) + "\n" for one in lives) + '{"member": 1'
+        )
         return lines(run)[1:3]
 
     assert with_lives(*there)[0] == step
@@ -142,7 +179,9 @@ def test_where_there_is_no_run(tmp_path):
     run = tmp_path / "comparison" / "runs" / "single-w1-r1"
     run.mkdir(parents=True)
     (run / "config.toml").touch()
-    with pytest.raises(UsageError, match=f"no run was begun there; name one of the runs in it, such as {run}"):
+    with pytest.raises(
+        UsageError, match=f"no run was begun there; name one of the runs in it, such as {run}"
+    ):
         lines(tmp_path / "comparison")
 
 
@@ -154,3 +193,18 @@ def test_half_a_line_and_what_is_no_step_are_left_out(tmp_path):
     assert last_steps(file) == rows
     assert last_steps(file, tail=len(json.dumps(rows[2])) + 30) == rows[2:]
     assert samples_per_s([rows, rows, rows[:1]]) == pytest.approx(320)
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "stop", "launch --resume -n 1 --out", "explain", "report", "replay"]
+)
+def test_the_root_folder_is_no_run(command, tmp_path, monkeypatch, capsys):
+    """It has no name, so that nothing can lie beside it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hvdtrain", *command.split(), "/"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and re.match(
+        "hvdtrain: (no run in /|/ is (no|not a) |--out /)", line
+    ), line

@@ -1,4 +1,6 @@
-"""The models for small images: their layers by the papers' tables, and how they take what all models take."""
+"""The models for small images: their layers by the papers' tables, and how they take what all
+models take.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ def parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
+@pytest.mark.parametrize(
+    ("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)]
+)
 def test_resnets_have_the_papers_depth_and_parameters(depth, millions):
     """He et al., table 6."""
     with torch.device("meta"):
@@ -25,7 +29,10 @@ def test_resnets_have_the_papers_depth_and_parameters(depth, millions):
 
 def test_a_block_that_adds_nothing_lets_its_input_through():
     maps = torch.arange(1, 3 * 4 * 4 + 1.0).view(1, 3, 4, 4)
-    for block, expected in ((ResidualBlock(3, 3, 1), maps), (ResidualBlock(3, 5, 2), maps[:, :, ::2, ::2])):
+    for block, expected in (
+        (ResidualBlock(3, 3, 1), maps),
+        (ResidualBlock(3, 5, 2), maps[:, :, ::2, ::2]),
+    ):
         nn.init.zeros_(block.conv2.weight)
         outputs = block(maps)
         assert torch.equal(outputs[:, :3], expected)
@@ -36,12 +43,17 @@ def test_cnn_is_the_references_network_with_three_input_channels():
     model = make("cnn", 10)
     layers = [layer for layer in model.features if isinstance(layer, nn.Conv2d)]
     assert [(c.in_channels, c.out_channels, c.kernel_size, c.padding) for c in layers] == [
-        (3, 20, (5, 5), (0, 0)), (20, 50, (5, 5), (0, 0)),
-    ]  # fmt: skip
-    assert [(m.in_features, m.out_features) for m in model.classifier if isinstance(m, nn.Linear)] == [
-        (4 * 4 * 50, 500), (500, 10),
-    ]  # fmt: skip
-    images = torch.randn(2, 3, 28, 28).contiguous(memory_format=torch.channels_last)  # as the network has them
+        (3, 20, (5, 5), (0, 0)),
+        (20, 50, (5, 5), (0, 0)),
+    ]
+    assert [
+        (m.in_features, m.out_features) for m in model.classifier if isinstance(m, nn.Linear)
+    ] == [
+        (4 * 4 * 50, 500),
+        (500, 10),
+    ]
+    # as the network has them
+    images = torch.randn(2, 3, 28, 28).contiguous(memory_format=torch.channels_last)
     maps = model.features(images)  # averaging to the grid is nothing there
     assert torch.equal(model(images), model.classifier(maps.flatten(1)))
 

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import nn
 
-from hvdtrain.numerics.clock import PARTS, Clock, move
+from hvdtrain.base.numerics.clock import PARTS, Clock, Stretches, move
 
 
 def test_each_lap_begins_where_the_last_mark_was():
@@ -28,10 +28,50 @@ def test_each_lap_begins_where_the_last_mark_was():
     clock.mark("comm")
     second = clock.lap()
     assert {part: spent for part, spent in second.items() if spent} == {
-        "metrics": 3, "barrier": 4, "data": 5, "backward": 6 + 7, "comm": 8,
-    }  # fmt: skip
+        "metrics": 3,
+        "barrier": 4,
+        "data": 5,
+        "backward": 6 + 7,
+        "comm": 8,
+    }
 
 
 def test_seconds_move_from_one_part_to_another_and_none_are_made():
     assert move({"data": 3.0, "lease": 0.0}, "data", "lease", 1.0) == {"data": 2.0, "lease": 1.0}
     assert move({"data": 3.0, "lease": 1.0}, "data", "lease", 5.0) == {"data": 0.0, "lease": 4.0}
+
+
+def test_the_optimizer_is_told_from_what_is_waited_for_in_whichever_part_that_is():
+    """Of 2 s of forward in which 0.5 s are waited, and 3 s after the last gradient."""
+    clock = Clock(nn.Linear(1, 1), torch.device("cpu"))
+    clock.marks = [
+        ("", 10.0),
+        ("data", 11.0),
+        ("forward", 13.0),
+        ("backward", 17.0),
+        ("comm", 20.0),
+    ]
+    clock.marks.append(("optimizer", 20.5))
+    waits, updates = (
+        [(12.0, 12.5), (18.0, 20.0)],
+        [(9.0, 10.5), (12.25, 12.75), (16.0, 16.5), (16.75, 19.0)],
+    )
+    spent = clock.lap(waits, updates)
+    assert {part: seconds for part, seconds in spent.items() if seconds} == {
+        "data": 1.0,
+        "forward": 1.5,
+        "backward": 4.0,
+        "comm": 0.25 + 1.0,
+        "optimizer": 0.25 + 2.0 + 0.5,
+    }
+    assert sum(spent.values()) == 20.5 - 10.0
+    # and what was before the first mark is of another lap
+    assert clock.hidden_s == 0.5 + 0.25 + 0.5 + 0.25
+
+
+def test_stretches_are_those_since_they_were_last_taken():
+    done = Stretches(torch.device("cpu"))
+    with done.during():
+        pass
+    [(began, ended)] = done.take()
+    assert began <= ended and done.take() == []

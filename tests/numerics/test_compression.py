@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
-from hvdtrain.numerics import compression
-from hvdtrain.numerics.compression import Compressor
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.numerics import compression
+from hvdtrain.base.numerics.compression import Compressor
 from hvdtrain.runs.request import check
 
 NAMES = ["none", "fp16", "bf16", "int8", "topk:0.05", "2bit:0.5"]
@@ -21,7 +21,14 @@ def vector(n, seed=0):
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("none", 1), ("fp16", 1 / 2), ("bf16", 1 / 2), ("int8", 1 / 4), ("topk:0.01", 0.02), ("2bit:0.5", 1 / 16)],
+    [
+        ("none", 1),
+        ("fp16", 1 / 2),
+        ("bf16", 1 / 2),
+        ("int8", 1 / 4),
+        ("topk:0.01", 0.02),
+        ("2bit:0.5", 1 / 16),
+    ],
 )
 def test_how_much_is_sent(name, share):
     parts = Compressor(name).encode(vector(100_000))
@@ -53,7 +60,10 @@ def test_topk_sends_the_largest():
 def test_two_bits_by_hand():
     """As MXNet does: at or beyond the threshold it is sent, and taken off; what stays waits."""
     encoder = Compressor("2bit:0.5")
-    sent = [encoder.decode(encoder.encode(torch.tensor([0.3, -0.6, 0.5, 0.0, -0.2]))).tolist() for _ in range(3)]
+    sent = [
+        encoder.decode(encoder.encode(torch.tensor([0.3, -0.6, 0.5, 0.0, -0.2]))).tolist()
+        for _ in range(3)
+    ]
     assert sent == [[0, -0.5, 0.5, 0, 0], [0.5, -0.5, 0.5, 0, 0], [0, -0.5, 0.5, 0, -0.5]]
 
 
@@ -71,13 +81,19 @@ def test_what_was_left_out_is_sent_later(name):
     assert (sent / total).mean() > 0.8
 
 
-@given(st.sampled_from(NAMES), st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(0, 99))
+@given(
+    st.sampled_from(NAMES),
+    st.lists(st.integers(1, 200), min_size=1, max_size=5),
+    st.integers(0, 99),
+)
 def test_a_parameter_is_sent_alike_whatever_else_is_in_its_bucket(name, lengths, seed):
     """Of layers whose gradients are a thousand times as large, too."""
     together, alone = Compressor(name, lengths), [Compressor(name) for _ in lengths]
     for step in range(2):
         own = [vector(n, seed + step + i) * 1000**i for i, n in enumerate(lengths)]
-        expected = [encoder.decode(encoder.encode(x.clone())) for encoder, x in zip(alone, own, strict=True)]
+        expected = [
+            encoder.decode(encoder.encode(x.clone())) for encoder, x in zip(alone, own, strict=True)
+        ]
         read = Compressor(name).decode(together.encode(torch.cat(own)))
         assert torch.equal(read, torch.cat(expected))
 
@@ -101,7 +117,8 @@ def test_a_gradient_of_zeros_stays_one():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "nosuch", "topk", "topk:0", "topk:2", "topk:x", "2bit", "2bit:-1", "2bit:nan", "fp16:1"]
+    "name",
+    ["", "nosuch", "topk", "topk:0", "topk:2", "topk:x", "2bit", "2bit:-1", "2bit:nan", "fp16:1"],
 )
 def test_unknown_names_are_refused_with_the_known(name):
     with pytest.raises(UsageError, match="choose from " + ", ".join(compression.NAMES)):

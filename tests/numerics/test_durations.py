@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.numerics.durations import BINS, SHORTEST_S, bin_of, percentile
+from hvdtrain.base.numerics.durations import BINS, SHORTEST_S, bin_of, percentile
 
 
 def counted(durations):

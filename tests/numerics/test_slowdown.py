@@ -4,14 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
-from hvdtrain.numerics.slowdown import Slowdown, parse
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.numerics.slowdown import Slowdown, parse
 from hvdtrain.runs.request import check, check_workers
 
 
 class Time:
-    """A clock that stands still but while somebody sleeps, each time for a little longer than asked."""
+    """A clock that stands still but while somebody sleeps, each time for a little longer than
+    asked.
+    """
 
     def __init__(self, late=0.0):
         self.now_s, self.late = 0.0, late
@@ -29,7 +31,9 @@ def slowed(text, worker=1, seed=0, late=0.0):
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
-def test_a_worker_computes_as_many_times_as_long_as_is_asked_however_late_the_system_wakes_it(factor):
+def test_a_worker_computes_as_many_times_as_long_as_is_asked_however_late_the_system_wakes_it(
+    factor,
+):
     slow = slowed(f"1:{factor}x", late=0.001)
     for step in range(1, 101):
         slow.slow(step, 0.0, 0.01)
@@ -44,13 +48,21 @@ def test_others_are_left_alone():
 @pytest.mark.parametrize(
     ("text", "step", "elapsed_s", "factor"),
     [
-        ("1:4x@step200-400", 199, 0, 1), ("1:4x@step200-400", 200, 0, 4), ("1:4x@step200-400", 400, 0, 4),
-        ("1:4x@step200-400", 401, 0, 1), ("1:4x@20s-40s", 1, 19.9, 1), ("1:4x@20s-40s", 1, 20, 4),
-        ("1:4x@20s-40s", 1, 40, 1), ("1:4x+1:1.5x", 1, 0, 6),
-        ("all:4x+1:2x", 1, 0, 8), ("all:4x+2:2x", 1, 0, 4), ("all:4x@20s-40s", 1, 1, 1),
-        ("none", 1, 0, 1), ("", 1, 0, 1),
+        ("1:4x@step200-400", 199, 0, 1),
+        ("1:4x@step200-400", 200, 0, 4),
+        ("1:4x@step200-400", 400, 0, 4),
+        ("1:4x@step200-400", 401, 0, 1),
+        ("1:4x@20s-40s", 1, 19.9, 1),
+        ("1:4x@20s-40s", 1, 20, 4),
+        ("1:4x@20s-40s", 1, 40, 1),
+        ("1:4x+1:1.5x", 1, 0, 6),
+        ("all:4x+1:2x", 1, 0, 8),
+        ("all:4x+2:2x", 1, 0, 4),
+        ("all:4x@20s-40s", 1, 1, 1),
+        ("none", 1, 0, 1),
+        ("", 1, 0, 1),
     ],
-)  # fmt: skip
+)
 def test_a_rule_holds_for_its_steps_or_its_time_and_several_multiply(text, step, elapsed_s, factor):
     assert slowed(text).factor(step, elapsed_s) == factor
 
@@ -84,13 +96,21 @@ def test_jitter_makes_nobody_faster(sigma, seed, worker):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fast", "'fast' is none of 1:4x"), ("1:4", "'1:4' is none of"), ("1:4x+", "'' is none of"),
-        ("1:0.5x", "below 1"), ("random:6x:p=2", "not a probability"), ("1:4x@40s-20s", "ends before it begins"),
-        ("1:4x@step9-3", "ends before"), ("-1:4x", "none of"), ("1:infx", "none of"),
-        ("1:1001x", "more than a factor of 1000"), ("jitter:lognormal:3", "a jitter of 2"), ("1:4x@step0-0", "ends"),
+        ("fast", "'fast' is none of 1:4x"),
+        ("1:4", "'1:4' is none of"),
+        ("1:4x+", "'' is none of"),
+        ("1:0.5x", "below 1"),
+        ("random:6x:p=2", "not a probability"),
+        ("1:4x@40s-20s", "ends before it begins"),
+        ("1:4x@step9-3", "ends before"),
+        ("-1:4x", "none of"),
+        ("1:infx", "none of"),
+        ("1:1001x", "more than a factor of 1000"),
+        ("jitter:lognormal:3", "a jitter of 2"),
+        ("1:4x@step0-0", "ends"),
         ("\u0663:4x", "none of"),
     ],
-)  # fmt: skip
+)
 def test_what_is_none_of_the_forms_lists_them(text, said):
     with pytest.raises(UsageError, match=said.replace("(", r"\(")):
         check(RunConfig(slow=text))

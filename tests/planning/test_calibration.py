@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from helpers import report_runs
 
-from hvdtrain.errors import UsageError
+from hvdtrain.base.errors import UsageError
 from hvdtrain.planning import best, calibration, check, from_runs, predict
 from hvdtrain.planning.calibrate import transports
 from hvdtrain.planning.calibration import Calibration, LayerCost, Quantity
 from hvdtrain.planning.command import plan as command
 from hvdtrain.planning.layout import COARSE
-from hvdtrain.planning.probe import BLOCKS, LARGE, SMALL, Measured
+from hvdtrain.planning.probe import BLOCKS, LARGE, SMALL, StepSeconds
 from hvdtrain.planning.scenario import Scenario
 from hvdtrain.runs.read import load_run
 
@@ -26,26 +26,43 @@ ANY = Scenario("single")
 
 def make(**changed):
     """A calibration of a model of 25 MB that computes 0.1 s a step of 32."""
-    layers = tuple(LayerCost(f"layer{i}", 5.0, Quantity(6, 5.5, 6.5), Quantity(12, 11, 13)) for i in range(5))
+    layers = tuple(
+        LayerCost(f"layer{i}", 5.0, Quantity(6, 5.5, 6.5), Quantity(12, 11, 13)) for i in range(5)
+    )
     costs = {
-        "message_us": Quantity(200, 100, 400), "operation_us": Quantity(1000, 500, 2000),
-        "send_s_per_gb": Quantity(0.5, 0.4, 0.6), "receive_s_per_gb": Quantity(0.5, 0.4, 0.6),
-        "server_send_s_per_gb": Quantity(0.4, 0.3, 0.5), "server_receive_s_per_gb": Quantity(0.4, 0.3, 0.5),
+        "message_us": Quantity(200, 100, 400),
+        "operation_us": Quantity(1000, 500, 2000),
+        "send_s_per_gb": Quantity(0.5, 0.4, 0.6),
+        "receive_s_per_gb": Quantity(0.5, 0.4, 0.6),
+        "server_send_s_per_gb": Quantity(0.4, 0.3, 0.5),
+        "server_receive_s_per_gb": Quantity(0.4, 0.3, 0.5),
         "efficiency": Quantity(0.94, 0.9, 0.96),
-    }  # fmt: skip
-    codec = {"encode_ms_per_mb": Quantity(0.6, 0.5, 0.7), "decode_ms_per_mb": Quantity(0.1, 0.1, 0.1)}
+    }
+    codec = {
+        "encode_ms_per_mb": Quantity(0.6, 0.5, 0.7),
+        "decode_ms_per_mb": Quantity(0.1, 0.1, 0.1),
+    }
     return replace(
         Calibration(
-            {"name": "vggf", "parameters": 6_250_000}, BATCH, layers, Quantity(10, 9, 11), Quantity(0.2, 0.19, 0.22),
+            {"name": "vggf", "parameters": 6_250_000},
+            BATCH,
+            layers,
+            Quantity(10, 9, 11),
+            Quantity(0.2, 0.19, 0.22),
             {name: dict(costs) for name in calibration.TRANSPORTS},
-            {"int8": codec | {"wire_share": Quantity(0.25, 0.25, 0.25)}}, cores_per_host=2, step_jitter=0.02,
+            {"int8": codec | {"wire_share": Quantity(0.25, 0.25, 0.25)}},
+            cores_per_host=2,
+            step_jitter=0.02,
         ),
         **changed,
-    )  # fmt: skip
+    )
 
 
 def rows(made, modes=("allreduce", "ps-sync"), workers=(4,), servers=(2,), bandwidths=(1.0,)):
-    return [predict.row(made, job) for job in predict.scenarios(ANY, modes, workers, servers, bandwidths)]
+    return [
+        predict.row(made, job)
+        for job in predict.scenarios(ANY, modes, workers, servers, bandwidths)
+    ]
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -79,15 +96,34 @@ def spoilt(change):
         (lambda content: "[]", "is no hvdtrain-calibration of version 1"),
         (spoilt(lambda c: c.update(version=2)), "calibrate again"),
         (spoilt(lambda c: c.update(layers=[])), r"at `\$.layers`"),
-        (spoilt(lambda c: c["layers"][1].update(forward_ms=-1)), r">= 0.0 - at `\$.layers\[1\].forward_ms"),
-        (spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")), "got `str` - at .*gradient_megabytes"),
+        (
+            spoilt(lambda c: c["layers"][1].update(forward_ms=-1)),
+            r">= 0.0 - at `\$.layers\[1\].forward_ms",
+        ),
+        (
+            spoilt(lambda c: c["layers"][0].update(gradient_megabytes="5")),
+            "got `str` - at .*gradient_megabytes",
+        ),
         (spoilt(lambda c: c["transports"].pop("ps")), "transports.ps has no message_us"),
-        (spoilt(lambda c: c["transports"]["ps"].pop("efficiency")), "transports.ps has no efficiency"),
-        (spoilt(lambda c: c["transports"].update({"ps-zmq": {}})), "transports.ps-zmq has no message_us"),
-        (spoilt(lambda c: c["transports"]["ps"].update(efficiency=0)), "efficiency .* at least 0.001"),
+        (
+            spoilt(lambda c: c["transports"]["ps"].pop("efficiency")),
+            "transports.ps has no efficiency",
+        ),
+        (
+            spoilt(lambda c: c["transports"].update({"ps-zmq": {}})),
+            "transports.ps-zmq has no message_us",
+        ),
+        (
+            spoilt(lambda c: c["transports"]["ps"].update(efficiency=0)),
+            "efficiency .* at least 0.001",
+        ),
         (spoilt(lambda c: c.update(machine_speedup=1e-300)), "machine_speedup .* at least 0.001"),
         (
-            spoilt(lambda c: c.update(fixed_ms=0, layers=[c["layers"][0] | {"forward_ms": 0, "backward_ms": 0}])),
+            spoilt(
+                lambda c: c.update(
+                    fixed_ms=0, layers=[c["layers"][0] | {"forward_ms": 0, "backward_ms": 0}]
+                )
+            ),
             "no time",
         ),
         (spoilt(lambda c: c["fixed_ms"].update(low=99)), "low <= value <= high"),
@@ -111,20 +147,30 @@ def test_a_file_without_an_end_is_not_read():
 
 
 def test_predictions_lie_in_their_intervals_and_repeat():
-    found = rows(make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0))
+    found = rows(
+        make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0)
+    )
     assert len(found) == 2 * 2 * 2 + (1 + 2) * 2 * 2
     assert all(row["step_s_low"] < row["step_s"] < row["step_s_high"] for row in found)
-    assert found == rows(make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0))
+    assert found == rows(
+        make(), ("allreduce", "ddp", "ps-sync", "ps-async"), (1, 4), (1, "equal"), (0.1, 10.0)
+    )
 
 
 def test_intervals_have_nine_in_ten_of_what_may_be():
-    """Steps that the model misses by its error, of what a calibration may be, lie in the interval as often as said."""
+    """Steps that the model misses by its error, of what a calibration may be, lie in the interval
+    as often as said.
+    """
     made, draw = make(most_workers=4, most_servers=2), random.Random(0)
     [row] = rows(made, ["ps-sync"], bandwidths=(0.5,))
     inside = 0
     for number in range(200):
-        real = made.scenario(Scenario("ps-sync", workers=4, servers=2, bandwidth_gbit=0.5), random.Random(number))
-        step_s = predict.simulate(real, detail=COARSE).step_s * math.exp(draw.gauss(0, made.model_error))
+        real = made.with_costs(
+            Scenario("ps-sync", workers=4, servers=2, bandwidth_gbit=0.5), random.Random(number)
+        )
+        step_s = predict.simulate(real, detail=COARSE).step_s * math.exp(
+            draw.gauss(0, made.model_error)
+        )
         inside += row["step_s_low"] < step_s < row["step_s_high"]
     assert 0.85 <= inside / 200 <= 0.97
 
@@ -132,7 +178,9 @@ def test_intervals_have_nine_in_ten_of_what_may_be():
 def test_a_wider_calibration_gives_wider_intervals():
     def width(low, high):
         ps = make().transports["ps"] | {"efficiency": Quantity(0.6, low, high)}
-        (row,) = rows(make(transports=make().transports | {"ps": ps}), ["ps-sync"], bandwidths=(0.1,))
+        (row,) = rows(
+            make(transports=make().transports | {"ps": ps}), ["ps-sync"], bandwidths=(0.1,)
+        )
         return row["step_s_high"] / row["step_s_low"]
 
     assert width(0.4, 0.9) > 1.3 * width(0.59, 0.61)
@@ -142,7 +190,9 @@ def test_beyond_the_calibration_it_says_so_and_widens():
     made = make()
     sizes = [Scenario("ps-sync", workers=n, servers=k) for n, k in ((2, 1), (4, 1), (1024, 8))]
     assert [predict.doublings_beyond(made, size) for size in sizes] == [0, 1, 9 + 3]
-    known, beyond = (rows(make(most_servers=k, most_workers=64), workers=(64,), servers=(8,)) for k in (8, 1))
+    known, beyond = (
+        rows(make(most_servers=k, most_workers=64), workers=(64,), servers=(8,)) for k in (8, 1)
+    )
     for a, b in zip(known[1:], beyond[1:], strict=True):
         assert b["step_s_high"] / b["step_s"] > a["step_s_high"] / a["step_s"]
 
@@ -155,20 +205,36 @@ def test_twice_the_batch_computes_about_twice_as_long():
 
 def test_one_machine_has_the_batch_of_all_workers_and_all_cores():
     """Four workers' batch on two cores, which are as fast as 1.85: an update for all of it."""
-    one = predict.row(make(), best.machine(ANY, 4))
-    assert (one["mode"], one["workers"], one["hosts"], one["batch_per_worker"]) == ("single", 1, 1, 4 * BATCH)
+    one = predict.row(make(), best.one_machine(ANY, 4))
+    assert (one["mode"], one["workers"], one["hosts"], one["batch_per_worker"]) == (
+        "single",
+        1,
+        1,
+        4 * BATCH,
+    )
     assert one["step_s"] == pytest.approx(4 * 0.1 / 1.85 + 25 * 0.2e-3, rel=0.01)
-    measured = predict.row(make(machine_speedup=Quantity(1.5, 1.4, 1.6)), best.machine(ANY, 4))
+    measured = predict.row(make(machine_speedup=Quantity(1.5, 1.4, 1.6)), best.one_machine(ANY, 4))
     assert measured["step_s"] == pytest.approx(4 * 0.1 / 1.5 + 25 * 0.2e-3, rel=0.01)
 
 
 def asked(tmp_path, *words, modes="allreduce,ps-sync"):
     """What `hvdtrain plan predict` prints, in one piece, and its rows."""
-    make(codecs=make().codecs | {"fp16": make().codecs["int8"] | {"wire_share": Quantity(0.5, 0.5, 0.5)}}).save(
-        tmp_path / "cal.json"
+    make(
+        codecs=make().codecs
+        | {"fp16": make().codecs["int8"] | {"wire_share": Quantity(0.5, 0.5, 0.5)}}
+    ).save(tmp_path / "cal.json")
+    words = [
+        "predict",
+        str(tmp_path / "cal.json"),
+        "--modes",
+        modes,
+        "--bandwidth",
+        "100mbit",
+        *words,
+    ]
+    done = CliRunner().invoke(
+        command, [*words, "--servers", "1", "--json", str(tmp_path / "rows.json")]
     )
-    words = ["predict", str(tmp_path / "cal.json"), "--modes", modes, "--bandwidth", "100mbit", *words]
-    done = CliRunner().invoke(command, [*words, "--servers", "1", "--json", str(tmp_path / "rows.json")])
     if done.exit_code:
         assert isinstance(done.exception, UsageError | SystemExit), done.exception
         return f"{done.exception} {done.output}", {}
@@ -201,7 +267,10 @@ def test_a_row_says_what_it_really_sends(tmp_path):
             share = {"int8": 0.25, "fp16": 0.5, "none": 1}[row["compression"]]
             assert row["bytes_sent_per_worker"] == share * without["bytes_sent_per_worker"]
     uses = asked(tmp_path, "--hosts", "2", modes=modes)[1]["rows"]
-    sent = {mode: {row["compression"] for row in uses if row["mode"] == mode} for mode in modes.split(",")}
+    sent = {
+        mode: {row["compression"] for row in uses if row["mode"] == mode}
+        for mode in modes.split(",")
+    }
     both = {"none", "fp16"}  # no ring sends int8, which is no contest then
     assert sent == {"allreduce": both, "ddp": {"none"}, "ps-sync": both}
     assert "unknown compression" in asked(tmp_path, "--compression", "int4", modes="ddp")[0]
@@ -224,8 +293,14 @@ def test_the_map_has_what_both_sides_can_send_at_its_best_on_equal_machines(tmp_
 
 def test_servers_are_asked_about_over_one_wire_and_at_their_best_over_either():
     ps = make().transports["ps"]
-    cheaper = {name: figure.times(1 if name == "efficiency" else 0.2) for name, figure in ps.items()}
-    for wires, of_row, of_map in ((("rpc", "zmq"), "rpc", "zmq"), (("rpc",), "rpc", "rpc"), (("zmq",), "zmq", "zmq")):
+    cheaper = {
+        name: figure.times(1 if name == "efficiency" else 0.2) for name, figure in ps.items()
+    }
+    for wires, of_row, of_map in (
+        (("rpc", "zmq"), "rpc", "zmq"),
+        (("rpc",), "rpc", "rpc"),
+        (("zmq",), "zmq", "zmq"),
+    ):
         made = make(transports=make().transports | {"ps-zmq": cheaper}, wires=wires)
         job = Scenario("ps-sync", workers=4, servers=4, bandwidth_gbit=10.0, wire=wires[0])
         assert predict.row(made, job)["wire"] == of_row
@@ -236,10 +311,14 @@ def test_servers_are_asked_about_over_one_wire_and_at_their_best_over_either():
 
 
 def test_a_sure_map_is_where_one_thing_decides(tmp_path):
-    """At 1 Mbit/s one machine wins, at 10 Tbit/s on 16 hosts what is distributed; from 5 Mbit/s on with local steps."""
+    """At 1 Mbit/s one machine wins, at 10 Tbit/s on 16 hosts what is distributed; from 5 Mbit/s on
+    with local steps.
+    """
 
     def chance(workers, gbit, steps=1):
-        [place] = best.Contest(make(), ANY, ["allreduce", "ps-sync"]).map([workers], [gbit], [steps])
+        [place] = best.Contest(make(), ANY, ["allreduce", "ps-sync"]).map(
+            [workers], [gbit], [steps]
+        )
         return place["p_one_machine"]
 
     assert chance(4, 1e-3) == 1
@@ -248,7 +327,9 @@ def test_a_sure_map_is_where_one_thing_decides(tmp_path):
 
 
 def test_a_row_of_which_one_worker_does_nearly_all_says_so_and_is_no_cluster(tmp_path):
-    said, found = asked(tmp_path, "--workers", "2", "--placement", "shared", modes="allreduce,ps-async")
+    said, found = asked(
+        tmp_path, "--workers", "2", "--placement", "shared", modes="allreduce,ps-async"
+    )
     lone = next(row for row in found["rows"] if row["mode"] == "ps-async")
     assert lone["busiest_share"] > 0.9
     assert f"one worker does {lone['busiest_share']:.0%}" in said
@@ -256,10 +337,12 @@ def test_a_row_of_which_one_worker_does_nearly_all_says_so_and_is_no_cluster(tmp
 
 
 def test_what_was_measured_apart_is_drawn_apart():
-    """What messages cost is known of each transport by itself, what computing takes is the same for all."""
+    """What messages cost is known of each transport by itself, what computing takes is the same for
+    all.
+    """
     made = make()
     drawn = {
-        mode: made.scenario(Scenario(mode, workers=2, servers=k), random.Random(1))
+        mode: made.with_costs(Scenario(mode, workers=2, servers=k), random.Random(1))
         for mode, k in (("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-async", 1))
     }
     assert len({job.layers for job in drawn.values()}) == 1
@@ -268,18 +351,30 @@ def test_what_was_measured_apart_is_drawn_apart():
 
 
 def test_cheap_servers_are_bought_and_dear_ones_are_not():
-    """Servers at a tenth of the price: a ring cannot have them, and for the same money there are more workers."""
+    """Servers at a tenth of the price: a ring cannot have them, and for the same money there are
+    more workers.
+    """
     contest = best.Contest(make(codecs={}), ANY, ["allreduce", "ps-sync"])
-    cheap = contest.splits(4, (1.0, 0.1))
+    cheap = contest.splits(4, best.Prices(1.0, 0.1))
     assert all(row["price"] <= 4.0 + 1e-9 for row in cheap)
-    assert cheap[0]["price_per_million"] == pytest.approx(cheap[0]["price"] * 1e6 / cheap[0]["samples_per_s"] / 3600)
-    assert [row["samples_per_s"] for row in cheap] == sorted((r["samples_per_s"] for r in cheap), reverse=True)
-    dedicated = [row["servers"] for row in cheap if row["placement"] == "dedicated" and row["worker_hosts"] == 3]
+    assert cheap[0]["price_per_million"] == pytest.approx(
+        cheap[0]["price"] * 1e6 / cheap[0]["samples_per_s"] / 3600
+    )
+    assert [row["samples_per_s"] for row in cheap] == sorted(
+        (r["samples_per_s"] for r in cheap), reverse=True
+    )
+    dedicated = [
+        row["servers"]
+        for row in cheap
+        if row["placement"] == "dedicated" and row["worker_hosts"] == 3
+    ]
     assert dedicated == [10]
-    assert contest.place(4, (1.0, 0.1))["basis"] == "price"
-    free = contest.splits(4, (1.0, 0.0))
-    assert {row["workers"] for row in free if row["servers"]} == {4} and {row["price"] for row in free} == {4.0, 1.0}
-    assert contest.place(4, (1.0, 0.0))["basis"] == "workers"
+    assert contest.place(4, best.Prices(1.0, 0.1))["basis"] == "price"
+    free = contest.splits(4, best.Prices(1.0, 0.0))
+    assert {row["workers"] for row in free if row["servers"]} == {4} and {
+        row["price"] for row in free
+    } == {4.0, 1.0}
+    assert contest.place(4, best.Prices(1.0, 0.0))["basis"] == "workers"
 
 
 def test_costs_of_messages_from_measured_steps():
@@ -290,7 +385,7 @@ def test_costs_of_messages_from_measured_steps():
     def measured(messages, size):
         worker = messages * message + 2 * size * per_gb
         server = 2 * (messages * message + 2 * size * of_server)
-        return Measured([worker] * 3, [server] * 3)
+        return StepSeconds([worker] * 3, [server] * 3)
 
     found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
     assert found["ps"]["message_us"].value == pytest.approx(1000, rel=0.01)
@@ -302,12 +397,19 @@ def test_costs_of_messages_from_measured_steps():
 
 def written(root, made, mode, workers, servers, bandwidth, cpu_factor=1.0):
     """A run on hosts of its own, as long as predicted."""
-    asked = Scenario(mode, workers=workers, servers=servers, bandwidth_gbit=bandwidth, placement="shared")
-    job = made.scenario(asked)
+    asked = Scenario(
+        mode, workers=workers, servers=servers, bandwidth_gbit=bandwidth, placement="shared"
+    )
+    job = made.with_costs(asked)
     step = predict.simulate(job).step_s
-    hosts = {f"host{n}": {"ranks": [n, servers + n] if n < servers else [servers + n]} for n in range(workers)}
+    hosts = {
+        f"host{n}": {"ranks": [n, servers + n] if n < servers else [servers + n]}
+        for n in range(workers)
+    }
     change = {"parameters": 6_250_000, "global_batch": workers * BATCH, "hosts": hosts}
-    folder = report_runs.write(root, mode, workers, servers, speed=report_runs.BATCH / step, change=change)
+    folder = report_runs.write(
+        root, mode, workers, servers, speed=report_runs.BATCH / step, change=change
+    )
     summary = json.loads((folder / "summary.json").read_text())
     used = sum(from_runs.message_seconds(job)) * cpu_factor
     used += workers * job.computing_s + job.optimizer_s * (1 if servers else workers)
@@ -319,48 +421,71 @@ def written(root, made, mode, workers, servers, bandwidth, cpu_factor=1.0):
 
 def test_runs_as_long_as_predicted_have_no_error(tmp_path):
     made = make()
-    runs = [load_run(written(tmp_path, made, mode, 3, k, 0.5)) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
+    runs = [
+        load_run(written(tmp_path, made, mode, 3, k, 0.5))
+        for mode, k in (("allreduce", 0), ("ps-sync", 2))
+    ]
     found = [check.compare(made, run, 0.5) for run in runs]
     assert [(row["mode"], row["workers"], row["servers"], row["hosts"]) for row in found] == [
-        ("allreduce", 3, 0, 3), ("ps-sync", 3, 2, 3),
-    ]  # fmt: skip
+        ("allreduce", 3, 0, 3),
+        ("ps-sync", 3, 2, 3),
+    ]
     assert all(abs(row["error"]) < 0.02 for row in found)
-    assert all(
-        check.compare(made, run, 1.0)["error"] < -0.2 for run in runs
-    )  # said to be on a faster network than it was
+    # said to be on a faster network than it was
+    assert all(check.compare(made, run, 1.0)["error"] < -0.2 for run in runs)
 
 
 def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
-    """One of two workers has had 3 of 60 shares, at a second each: a step of the job is not half a second."""
+    """One of two workers has had 3 of 60 shares, at a second each: a step of the job is not half a
+    second.
+    """
     folder = report_runs.write(tmp_path, "ps-async", 2, 1, speed=640.0, change={"shares": "leased"})
     step = {"samples": 0, "loss": None}
-    for rank, had in ((1, {n: 1 for n in (1, 11, 21)}), (2, {n: 1 if n in (1, 11, 21) else 2 for n in range(1, 31)})):
+    for rank, had in (
+        (1, {n: 1 for n in (1, 11, 21)}),
+        (2, {n: 1 if n in (1, 11, 21) else 2 for n in range(1, 31)}),
+    ):
         lines = [
             step | {"time": (n - 1) // 10 + 1.0 if rank == 1 else 0.1 * n, "shares": had.get(n, 0)}
             for n in range(1, 31)
         ]
-        (folder / f"metrics.rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / f"metrics.rank{rank}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
     run = load_run(folder)
     assert check.measured_step_s(run) == pytest.approx(report_runs.BATCH / 640)
-    _, asked = check.question(make(model={}), run, 1.0)
-    assert (asked.round_steps, asked.is_leased, asked.softsync) == (report_runs.PER_EPOCH, True, False)
+    _, asked = check.job_of_run(make(model={}), run, 1.0)
+    assert (asked.round_steps, asked.is_leased, asked.softsync) == (
+        report_runs.PER_EPOCH,
+        True,
+        False,
+    )
 
 
 def test_of_local_steps_rounds_are_measured_each_with_its_exchange(tmp_path):
     folder = report_runs.write(tmp_path, "allreduce", 2, change={"options": {"local_steps": 4}})
-    ends = [0.1 * n + 0.6 * ((n - 1) // 4) for n in range(1, 18)]  # a round's exchange is over before the next step is
+    # a round's exchange is over before the next step is
+    ends = [0.1 * n + 0.6 * ((n - 1) // 4) for n in range(1, 18)]
     for rank in range(2):
-        rows = [{"step": n, "time": end, "samples": 4, "loss": None} for n, end in enumerate(ends, 1)]
-        (folder / f"metrics.rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [
+            {"step": n, "time": end, "samples": 4, "loss": None} for n, end in enumerate(ends, 1)
+        ]
+        (folder / f"metrics.rank{rank}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     assert check.measured_step_s(load_run(folder)) == pytest.approx(0.25)
 
 
 def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(tmp_path):
     made = make()  # one of the runs has measured the links, for both
-    folders = [written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))]
+    folders = [
+        written(tmp_path, made, mode, 3, k, 0.5) for mode, k in (("allreduce", 0), ("ps-sync", 2))
+    ]
     manifest = json.loads((folders[0] / "manifest.json").read_text())
     manifest |= {"network": {"pairs": [{"from": "host0", "to": "host1", "gbit_s": 0.5}]}}
-    (folders[0] / "manifest.json").write_text(json.dumps(manifest | {"slow": {"asked": "1:4x@2s-3s", "achieved": {}}}))
+    (folders[0] / "manifest.json").write_text(
+        json.dumps(manifest | {"slow": {"asked": "1:4x@2s-3s", "achieved": {}}})
+    )
     table = check.table(made, [load_run(folder) for folder in folders])
     [(label, [_, _, error])] = table.rows
     assert label == "ps-sync ×3+2, slow: none" and abs(error.value) < 0.02
@@ -393,29 +518,49 @@ def test_runs_correct_a_calibration(tmp_path):
 
 
 def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_path):
-    """A server beside the first of two workers: a byte between them costs half; each process takes 0.03 of a core."""
+    """A server beside the first of two workers: a byte between them costs half; each process takes
+    0.03 of a core.
+    """
     made = make()
     known = {"local_share": Quantity(0.5, 0.5, 0.5), "idle_cores": Quantity(0.03, 0.03, 0.03)}
     folder = written(
-        tmp_path, make(transports=made.transports | {"ps": made.transports["ps"] | known}), "ps-sync", 2, 1, 0.5
+        tmp_path,
+        make(transports=made.transports | {"ps": made.transports["ps"] | known}),
+        "ps-sync",
+        2,
+        1,
+        0.5,
     )
     summary = json.loads((folder / "summary.json").read_text())
     steps, gigabytes, buckets = summary["steps"], 0.025, 25e6 / 4 / 2**20
     idle = 0.03 * summary["wall_s"] / steps
-    first, second = (0.1 + 2 * buckets * 200e-6 + 2 * gigabytes * 0.5 * share for share in (0.5, 1.0))
+    first, second = (
+        0.1 + 2 * buckets * 200e-6 + 2 * gigabytes * 0.5 * share for share in (0.5, 1.0)
+    )
     server = 4 * buckets * 200e-6 + 2 * gigabytes * 0.4 * 1.5 + 0.005
     for process, used in zip(
         sorted(summary["processes"], key=lambda p: p["rank"]), (server, first, second), strict=True
     ):
         process["cpu_s"] = steps * (used + idle)
     (folder / "summary.json").write_text(json.dumps(summary))
-    sent = [0, 0, 5, 5, 9, 9, 9]  # before its first message it starts, which costs more; so does its end
+    # before its first message it starts, which costs more; so does its end
+    sent = [
+        0,
+        0,
+        5,
+        5,
+        9,
+        9,
+        9,
+    ]
     used = [0.0, 2.0, 2.5, 2.53, 4.0, 4.03, 9.0]
     lines = [
         {"time": 100 + n, "cpu_s": s, "bytes_sent": b, "pushes": b, "queued_s": 0}
         for n, (b, s) in enumerate(zip(sent, used, strict=True))
     ]
-    (folder / "metrics.server0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{half")
+    (folder / "metrics.server0.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + "{half"
+    )
     costs = from_runs.from_runs(made, [load_run(folder)], 0.5).transports["ps"]
     assert costs["idle_cores"].value == pytest.approx(0.03, rel=0.01)
     assert costs["local_share"].value == pytest.approx(0.5, rel=0.05)

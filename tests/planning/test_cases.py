@@ -1,4 +1,6 @@
-"""Published tables: the files that ship, what is refused, and that a fit finds what a table was made of."""
+"""Published tables: the files that ship, what is refused, and that a fit finds what a table was
+made of.
+"""
 
 from pathlib import Path
 
@@ -6,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import hvdtrain
-from hvdtrain.errors import UsageError
+from hvdtrain.base.errors import UsageError
 from hvdtrain.planning import cases
 from hvdtrain.planning.command import plan as command
 
@@ -63,7 +65,9 @@ def test_a_fit_finds_the_wire_and_predicts_the_other_cells(tmp_path):
     truth = {"efficiency": 0.35, "processor_s_per_gb": 0.2, "jitter": 0.03, "host_gb_per_s": 10.0}
     text = TEXT
     for cell in made.cell:
-        text = text.replace(str(cell.samples_per_s), str(cases.samples_per_s(made, made.layers(), cell, truth)))
+        text = text.replace(
+            str(cell.samples_per_s), str(cases.samples_per_s(made, made.layers(), cell, truth))
+        )
     rows, fitted = cases.predict(load(tmp_path, text))
     assert fitted["efficiency"] == pytest.approx(0.35, rel=0.15)
     assert all(abs(row["error"]) < 0.1 for row in rows)
@@ -98,7 +102,9 @@ def test_a_wrong_case_is_a_line(tmp_path, old, new, words):
 def test_networks_by_name_have_their_published_sizes():
     for name, megabytes in (("vgg16", 553.4), ("inception_v3", 95.3), ("vit_b_16", 346.3)):
         sizes, shares = zip(*cases.layers_of(name), strict=True)
-        assert (sum(sizes), sum(shares)) == (pytest.approx(megabytes, abs=0.1), pytest.approx(1)), name
+        assert (sum(sizes), sum(shares)) == (pytest.approx(megabytes, abs=0.1), pytest.approx(1)), (
+            name
+        )
     assert max(cases.layers_of("vgg16"))[0] == pytest.approx(411, abs=0.1)  # fc6
     with pytest.raises(UsageError, match="unknown model 'vgg17'"):
         cases.layers_of("vgg17")

@@ -6,7 +6,9 @@ import pytest
 from helpers.jobs import hvdtrain
 
 # Measured often enough for a test.
-BRIEFLY = "from hvdtrain.planning import calibrate, probe; calibrate.PROFILE_S, probe.SAMPLES = 2, 2"
+BRIEFLY = (
+    "from hvdtrain.planning import calibrate, probe; calibrate.PROFILE_S, probe.SAMPLES = 2, 2"
+)
 
 
 def plan(*words, code=0):
@@ -28,9 +30,21 @@ def test_from_a_calibration_to_answers(tmp_path, monkeypatch):
         assert 0.01 < found["transports"][kind]["send_s_per_gb"]["value"] < 50
 
     printed = plan(
-        "predict", "cal.json", "--workers", "2,16", "--servers", "1", "--bandwidth", "10mbit,10gbit",
-        "--modes", "allreduce,ps-sync", "--json", "rows.json", "--plot", "plan.svg"
-    )  # fmt: skip
+        "predict",
+        "cal.json",
+        "--workers",
+        "2,16",
+        "--servers",
+        "1",
+        "--bandwidth",
+        "10mbit,10gbit",
+        "--modes",
+        "allreduce,ps-sync",
+        "--json",
+        "rows.json",
+        "--plot",
+        "plan.svg",
+    )
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert len(rows) == 2 * 2 * 2 + 2  # and one machine, with the batch of either
     assert "The fastest, and how probably" in printed

@@ -1,4 +1,6 @@
-"""The simulation agrees with closed forms where one thing decides, and with what physics says everywhere."""
+"""The simulation agrees with closed forms where one thing decides, and with what physics says
+everywhere.
+"""
 
 import itertools
 import random
@@ -9,18 +11,39 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain import modes
-from hvdtrain.planning.engine import Clock, Link
+from hvdtrain.base import modes
+from hvdtrain.planning.engine import EventLoop, SharedLink
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.ring import FILLS
-from hvdtrain.planning.scenario import Codec, Layer, Scenario, Slow, Transport
+from hvdtrain.planning.scenario import Codec, Layer, Scenario, Stragglers, Transport
 
 # Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
 VGG16 = (
-    1_792, 36_928, 73_856, 147_584, 295_168, 590_080, 590_080, 1_180_160, 2_359_808, 2_359_808, 2_359_808, 2_359_808,
-    2_359_808, 102_764_544, 16_781_312, 4_097_000,
-)  # fmt: skip
-EVERY = [("allreduce", 0), ("ddp", 0), ("ps-sync", 1), ("ps-sync", 8), ("ps-async", 2), ("ps-ssp", 2)]
+    1_792,
+    36_928,
+    73_856,
+    147_584,
+    295_168,
+    590_080,
+    590_080,
+    1_180_160,
+    2_359_808,
+    2_359_808,
+    2_359_808,
+    2_359_808,
+    2_359_808,
+    102_764_544,
+    16_781_312,
+    4_097_000,
+)
+EVERY = [
+    ("allreduce", 0),
+    ("ddp", 0),
+    ("ps-sync", 1),
+    ("ps-sync", 8),
+    ("ps-async", 2),
+    ("ps-ssp", 2),
+]
 
 
 def layers(seconds, parameters=VGG16):
@@ -35,9 +58,9 @@ def scenario(mode="ps-sync", workers=4, servers=0, computing=0.3, **more):
 def wire_s(job):
     """Seconds that a step's bytes take on the busiest link, which is busy both ways all the time.
 
-    Of a ring 2(n-1)M/(nB) (Patarasuk and Yuan, 2009); with k servers on hosts of their own max(M, nM/k)/B; beside
-    workers (n+k-2)M/(kB), since a server sends its share to n-1 others, and a worker gradients, which alone a codec
-    makes smaller, to k-1.
+    Of a ring 2(n-1)M/(nB) (Patarasuk and Yuan, 2009); with k servers on hosts of their own max(M,
+    nM/k)/B; beside workers (n+k-2)M/(kB), since a server sends its share to n-1 others, and a
+    worker gradients, which alone a codec makes smaller, to k-1.
     """
     n, k, share = job.workers, job.servers, job.codec.wire_share
     if not k:
@@ -63,7 +86,9 @@ def test_a_ring_that_only_sends_is_the_closed_form(mode, workers):
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (4, 1), (8, 8), (4, 2), (16, 4)])
 def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers):
-    """Pushes and answers go both ways at once, but for a step's first and last. Else workers' links decide."""
+    """Pushes and answers go both ways at once, but for a step's first and last. Else workers' links
+    decide.
+    """
     job = scenario("ps-async", workers, servers, computing=1e-6, latency_s=0.0)
     for gbit, seconds in ((None, wire_s(job)), (workers / servers, job.bytes / job.wire_rate)):
         assert simulate(replace(job, server_gbit=gbit)).step_s == pytest.approx(seconds, rel=0.15)
@@ -72,20 +97,39 @@ def test_dedicated_servers_that_only_carry_are_the_closed_form(workers, servers)
 @pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("servers", [1, 2, 4])
 def test_servers_beside_four_workers_stay_above_the_closed_form(servers, share):
-    job = scenario("ps-sync", 4, servers, 1e-6, latency_s=0.0, placement="shared", codec=Codec(wire_share=share))
+    job = scenario(
+        "ps-sync",
+        4,
+        servers,
+        1e-6,
+        latency_s=0.0,
+        placement="shared",
+        codec=Codec(wire_share=share),
+    )
     assert 1 <= simulate(job).step_s / wire_s(job) < 1.3
-    assert simulate(replace(job, workers=8, layers=layers(1.7))).step_s > 1.7  # none waits for ever for another's push
+    # none waits for ever for another's push
+    assert simulate(replace(job, workers=8, layers=layers(1.7))).step_s > 1.7
 
 
 def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_as_said():
-    """Of computing alone, a ring and servers would be slow at the same steps, if they had the same draws."""
-    often = Slow(random_factor=6.0, random_share=0.1)
-    jobs = [scenario(mode, 4, k, bandwidth_gbit=1e7, latency_s=0.0, slow=often) for mode, k in EVERY[:3]]
+    """Of computing alone, a ring and servers would be slow at the same steps, if they had the same
+    draws.
+    """
+    often = Stragglers(random_factor=6.0, random_share=0.1)
+    jobs = [
+        scenario(mode, 4, k, bandwidth_gbit=1e7, latency_s=0.0, slow=often) for mode, k in EVERY[:3]
+    ]
     found = [[simulate(replace(job, seed=seed)).step_s for seed in range(8)] for job in jobs]
     expected = 0.3 * (1 + 5 * (1 - 0.9**4))
     for steps in found:
         assert steps == pytest.approx([expected] * 8, rel=0.1)
-    jittery = [[simulate(replace(job, slow=Slow(), jitter=0.1, seed=seed)).step_s for seed in range(8)] for job in jobs]
+    jittery = [
+        [
+            simulate(replace(job, slow=Stragglers(), jitter=0.1, seed=seed)).step_s
+            for seed in range(8)
+        ]
+        for job in jobs
+    ]
     for a, b in itertools.combinations(jittery, 2):
         assert abs(statistics.correlation(a, b)) < 0.9
 
@@ -100,8 +144,12 @@ def test_what_only_computes_takes_as_long_as_computing():
 def test_more_bandwidth_is_never_slower(mode, servers):
     costs = Transport(50, 1e3, 0.4, 0.4, 0.4, 0.4, efficiency=0.94)
     for workers in (2, 16):
-        job = scenario(mode, workers, servers, transport=costs, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4)
-        steps = [simulate(replace(job, bandwidth_gbit=rate)).step_s for rate in (0.1, 1, 10, 25, 100)]
+        job = scenario(
+            mode, workers, servers, transport=costs, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4
+        )
+        steps = [
+            simulate(replace(job, bandwidth_gbit=rate)).step_s for rate in (0.1, 1, 10, 25, 100)
+        ]
         assert all(b <= a * 1.02 for a, b in itertools.pairwise(steps)), (workers, steps)
 
 
@@ -111,17 +159,35 @@ def test_one_server_of_64_workers_is_eight_times_as_slow_as_eight():
 
 
 def test_communication_that_takes_cores_slows_computing():
-    busy = Transport(send_s_per_gb=1.0, receive_s_per_gb=1.0, server_send_s_per_gb=1.0, server_receive_s_per_gb=1.0)
-    job = scenario("ps-sync", 4, 2, transport=busy, bandwidth_gbit=1e7, placement="shared", workers_per_host=4)
+    busy = Transport(
+        send_s_per_gb=1.0,
+        receive_s_per_gb=1.0,
+        server_send_s_per_gb=1.0,
+        server_receive_s_per_gb=1.0,
+    )
+    job = scenario(
+        "ps-sync", 4, 2, transport=busy, bandwidth_gbit=1e7, placement="shared", workers_per_host=4
+    )
     few, many = simulate(replace(job, cores=2)).step_s, simulate(replace(job, cores=100)).step_s
     assert few > 1.5 * many
 
 
 def test_what_stays_on_a_host_may_cost_the_processors_less():
-    """A server beside the first of two workers: on that host, the ends of its own messages and one of the other's."""
-    costs = Transport(send_s_per_gb=1, receive_s_per_gb=1, server_send_s_per_gb=1, server_receive_s_per_gb=1)
+    """A server beside the first of two workers: on that host, the ends of its own messages and one
+    of the other's.
+    """
+    costs = Transport(
+        send_s_per_gb=1, receive_s_per_gb=1, server_send_s_per_gb=1, server_receive_s_per_gb=1
+    )
     beside = scenario(
-        "ps-sync", 2, 1, computing=1e-6, transport=costs, bandwidth_gbit=1e7, latency_s=0, placement="shared"
+        "ps-sync",
+        2,
+        1,
+        computing=1e-6,
+        transport=costs,
+        bandwidth_gbit=1e7,
+        latency_s=0,
+        placement="shared",
     )
     cheap = replace(beside, transport=replace(costs, local_share=0.2))
     gigabytes = 2 * beside.bytes / 1e9
@@ -139,14 +205,17 @@ def test_what_processes_take_while_idle_is_gone_for_all_else():
 
 
 def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
-    clock, served = Clock(), []
-    link = Link(clock, random.Random(0))
+    loop, served = EventLoop(), []
+    link = SharedLink(loop, random.Random(0))
     for number in range(20):
         for connection in "ab":
             link.take(
-                connection, 1.0, lambda: None, lambda message=(connection, number): served.append((*message, clock.now))
+                connection,
+                1.0,
+                lambda: None,
+                lambda message=(connection, number): served.append((*message, loop.now)),
             )
-    clock.run(lambda: False)
+    loop.run(lambda: False)
     assert [end for _, _, end in served] == [float(end) for end in range(1, 41)]
     for connection in "ab":
         assert [number for name, number, _ in served if name == connection] == list(range(20))
@@ -154,8 +223,8 @@ def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
 
 
 def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
-    """Three workers on one link: no push of a bucket is through when it would be if all came in order. Of one worker
-    alone there is nothing to draw.
+    """Three workers on one link: no push of a bucket is through when it would be if all came in
+    order. Of one worker alone there is nothing to draw.
     """
     one, four = (scenario("ps-sync", n, 1, computing=1e-6, latency_s=0.0) for n in (1, 4))
     assert simulate(one).step_s == pytest.approx(wire_s(one), rel=0.1)
@@ -164,7 +233,7 @@ def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
 
 
 def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
-    slow = Slow({1: 4.0})
+    slow = Stragglers({1: 4.0})
     for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2)):
         job = scenario(mode, 4, servers, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
         assert simulate(job).step_s == pytest.approx(4 * 0.3, rel=0.02)
@@ -176,16 +245,26 @@ def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
 
 
 def test_a_mode_that_is_added_is_simulated_as_what_it_declares(tmp_path, monkeypatch):
-    folder = Path(modes.__file__).parent
+    folder = tmp_path / "twins"
+    folder.mkdir()
     for name in ("ps_sync", "ps_ssp", "ps_async"):
-        text = (folder / f"{name}.py").read_text()
-        (tmp_path / f"{name}.py").write_text(text)
-        (tmp_path / f"{name}_twin.py").write_text(text)
-    monkeypatch.setattr(modes, "_FOLDER", tmp_path)
+        text = Path(modes.load(name.replace("_", "-")).__file__).read_text()
+        (folder / f"{name}.py").write_text(text)
+        (folder / f"{name}_twin.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(modes, "_PACKAGE", "twins")
     modes._declared.cache_clear()
     try:
         for mode in ("ps-sync", "ps-ssp", "ps-async"):
-            job = scenario(mode, 4, 2, slow=Slow({1: 4.0}), bandwidth_gbit=1e7, latency_s=0.0, staleness=1)
+            job = scenario(
+                mode,
+                4,
+                2,
+                slow=Stragglers({1: 4.0}),
+                bandwidth_gbit=1e7,
+                latency_s=0.0,
+                staleness=1,
+            )
             twin = replace(job, mode=f"{mode}-twin")
             assert simulate(twin).step_s == pytest.approx(simulate(job).step_s, rel=0.02)
     finally:
@@ -193,22 +272,31 @@ def test_a_mode_that_is_added_is_simulated_as_what_it_declares(tmp_path, monkeyp
 
 
 def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
-    """A worker beside the server takes 0.1 s for a share; another, whose gradients take 1 s on the wire, about that."""
-    job = scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424, latency_s=0.0)
+    """A worker beside the server takes 0.1 s for a share; another, whose gradients take 1 s on the
+    wire, about that.
+    """
+    job = scenario(
+        "ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424, latency_s=0.0
+    )
     endless = simulate(job, steps=20).step_s
     assert endless == pytest.approx(2 / (1 / 0.1 + 1 / 1), rel=0.05)
-    # 30 steps are 60 shares; when the last are out the other has one to compute, to push and to be answered.
+    # 30 steps are 60 shares; when the last are out the other has one to compute, to push and to be
+    # answered.
     ends = 30 * simulate(replace(job, round_steps=30)).step_s
     assert 30 * endless + 1 < ends < 30 * endless + 3
     assert simulate(replace(job, round_steps=100_000)).step_s == pytest.approx(endless, rel=0.03)
     # Without leases all wait for the slower of the two, whose shares are half of all.
-    assert simulate(replace(job, round_steps=30, shares="equal")).step_s == pytest.approx(1.1, rel=0.1)
+    assert simulate(replace(job, round_steps=30, shares="equal")).step_s == pytest.approx(
+        1.1, rel=0.1
+    )
 
 
 def test_local_steps_share_the_cost_of_an_exchange():
     """Of eight steps one sends: what is beyond computing is an eighth, and so are the bytes."""
     for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2), ("ps-async", 2)):
-        often, seldom = (simulate(scenario(mode, 4, servers, wait_for="step", local_steps=h)) for h in (1, 8))
+        often, seldom = (
+            simulate(scenario(mode, 4, servers, wait_for="step", local_steps=h)) for h in (1, 8)
+        )
         assert seldom.step_s == pytest.approx(0.3 + (often.step_s - 0.3) / 8, rel=0.12), mode
         assert seldom.bytes_sent == often.bytes_sent / 8
 
@@ -221,23 +309,37 @@ def test_layers_that_wait_for_themselves_hide_more_of_a_ring_than_a_step_that_wa
 
 def test_a_sharded_ring_takes_each_part_of_the_optimizer_once():
     ring, sharded = (
-        scenario(mode, 4, bandwidth_gbit=1e6, optimizer_s_per_mb=1e-3) for mode in ("allreduce", "sharded")
+        scenario(mode, 4, bandwidth_gbit=1e6, optimizer_s_per_mb=1e-3)
+        for mode in ("allreduce", "sharded")
     )
     assert simulate(ring).step_s == pytest.approx(0.3 + 0.553, rel=0.05)
     assert simulate(sharded).step_s == pytest.approx(0.3 + 0.553 / 4, rel=0.3)
+    # a worker's own optimizer is no communication
+    for job in (
+        ring,
+        sharded,
+        replace(ring, wait_for="layer"),
+    ):
+        assert simulate(job).exposed_comm_s < 0.02
     slow = [replace(job, bandwidth_gbit=0.1, optimizer_s_per_mb=0) for job in (ring, sharded)]
     assert simulate(slow[1]).step_s == pytest.approx(simulate(slow[0]).step_s / FILLS[1], rel=0.02)
 
 
 def test_measured_shares_have_all_workers_ready_at_once():
-    job = scenario("allreduce", 4, slow=Slow({1: 4.0}), bandwidth_gbit=1e7, latency_s=0.0)
-    assert simulate(replace(job, shares="measured")).step_s == pytest.approx(0.3 * 4 / 3.25, rel=0.02)
+    job = scenario("allreduce", 4, slow=Stragglers({1: 4.0}), bandwidth_gbit=1e7, latency_s=0.0)
+    assert simulate(replace(job, shares="measured")).step_s == pytest.approx(
+        0.3 * 4 / 3.25, rel=0.02
+    )
 
 
 def test_what_a_step_exposes_is_a_part_of_it():
-    """Of a step of the job, as its seconds are: not of a share of the slower worker, which takes longer than that."""
-    outcome = simulate(scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424))
-    assert outcome.exposed_comm_s == pytest.approx(outcome.step_s * 0.9 / 2, rel=0.05)
+    """Of a step of the job, as its seconds are: not of a share of the slower worker, which takes
+    longer than that.
+    """
+    step = simulate(
+        scenario("ps-async", 2, 1, computing=0.1, placement="shared", bandwidth_gbit=4.424)
+    )
+    assert step.exposed_comm_s == pytest.approx(step.step_s * 0.9 / 2, rel=0.05)
 
 
 def test_staleness_of_pushes_applied_at_once_is_the_others_number():

@@ -1,17 +1,32 @@
-"""The parameter server, driven with plain calls: exact sums, by hand and over any number of servers."""
+"""The parameter server, driven with plain calls: exact sums, by hand and over any number of
+servers.
+"""
 
 import pytest
 import torch
-from helpers.buckets import LR, PLAIN, READER, Driven, answered, asynchronous, holds, make, push, softsync, stale, sync
+from helpers.buckets import (
+    LR,
+    PLAIN,
+    READER,
+    Driven,
+    answered,
+    asynchronous,
+    holds,
+    make,
+    push,
+    softsync,
+    stale,
+    sync,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure
-from hvdtrain.numerics.optimizers import make_optimizer
-from hvdtrain.numerics.split import even_range
-from hvdtrain.ps.bucket import Bucket
-from hvdtrain.wire.messages import Push
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import Failure
+from hvdtrain.base.numerics.optimizers import make_optimizer
+from hvdtrain.base.numerics.split import even_range
+from hvdtrain.job.ps.bucket import Bucket
+from hvdtrain.job.wire.messages import Push
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,9 +79,12 @@ def test_softsync_sends_workers_the_weights_one_more_step_ahead_and_evaluates_th
 
 
 @pytest.mark.parametrize(
-    ("workers", "staleness", "options"), [(1, None, {}), (2, 0, {}), (2, None, {"delay_compensation": 0.5})]
+    ("workers", "staleness", "options"),
+    [(1, None, {}), (2, 0, {}), (2, None, {"delay_compensation": 0.5})],
 )
-def test_nobody_is_sent_weights_ahead_who_is_not_behind_or_has_another_remedy(workers, staleness, options):
+def test_nobody_is_sent_weights_ahead_who_is_not_behind_or_has_another_remedy(
+    workers, staleness, options
+):
     bucket = make(softsync(workers, staleness, look_ahead=1.0, **options))
     for worker in range(workers):
         replies = bucket.push(push(worker, 1, [8.0, 8.0]))
@@ -99,14 +117,17 @@ def test_softsync_waits_for_no_push_of_a_worker_that_is_lost():
 
 def test_under_adam_n_pushes_are_an_averaged_step_and_move_less_far_where_each_is_a_step():
     """Its second moment then is of single pushes, which have N times the noise: √N less far."""
-    together, summed, each = (moved(policy) for policy in (sync(4), softsync(4), asynchronous(4, 1 / 4)))
+    together, summed, each = (
+        moved(policy) for policy in (sync(4), softsync(4), asynchronous(4, 1 / 4))
+    )
     assert summed / together == pytest.approx(1, abs=0.02)
     assert each / together == pytest.approx(1 / 2, abs=0.08)
 
 
 def moved(policy):
-    """How far along the signal of their gradients, 2,000 weights on average, 60 pushes of each of four workers move
-    them. The noise of four averaged gradients is 1."""
+    """How far along the signal of their gradients, 2,000 weights on average, 60 pushes of each of
+    four workers move them. The noise of four averaged gradients is 1.
+    """
     bucket = make(policy, [0.0] * 2000, RunConfig(optimizer="adam"))
     numbers, versions = torch.Generator().manual_seed(0), [0] * 4
     for step in range(1, 61):
@@ -167,7 +188,8 @@ def test_a_worker_that_waits_for_a_lease_is_waited_for_by_nobody_though_all_were
     for worker in (0, 1):
         bucket.push(push(worker, 1, [0.0, 0.0]))
         bucket.idle(worker, 1, at_barrier=False)
-    assert workers_of(bucket.push(push(0, 2, [0.0, 0.0], 2))) == [0]  # it has leased the share of one that was lost
+    # it has leased the share of one that was lost
+    assert workers_of(bucket.push(push(0, 2, [0.0, 0.0], 2))) == [0]
     for worker, step in ((0, 2), (1, 1)):
         bucket.idle(worker, step, at_barrier=True)
     assert bucket.push(push(0, 3, [0.0, 0.0], 3)) == []
@@ -199,7 +221,9 @@ def test_an_answer_stays_as_it_is_until_its_worker_pushes_again(policy):
 
 
 TORCH = {
-    "nesterov": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "nesterov": lambda p: torch.optim.SGD(
+        p, lr=1.0, momentum=0.9, weight_decay=0.01, nesterov=True
+    ),
     "sgd": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, lr=1.0, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1.0, weight_decay=0.01),
@@ -212,11 +236,19 @@ TORCH = {
 def test_any_number_of_servers_gives_torchs_weights(optimizer, servers, workers, size, seed):
     numbers = torch.Generator().manual_seed(seed)
     whole = torch.randn(size, generator=numbers)
-    named = {"optimizer": "sgd", "nesterov": True} if optimizer == "nesterov" else {"optimizer": optimizer}
+    named = (
+        {"optimizer": "sgd", "nesterov": True}
+        if optimizer == "nesterov"
+        else {"optimizer": optimizer}
+    )
     config = RunConfig(**named, momentum=0.9, weight_decay=0.01)
     ranges = [even_range(size, server, servers) for server in range(servers)]
     buckets = [
-        Driven(Bucket(whole[r.start : r.stop].clone(), lambda p: make_optimizer(config, p), sync(workers)))
+        Driven(
+            Bucket(
+                whole[r.start : r.stop].clone(), lambda p: make_optimizer(config, p), sync(workers)
+            )
+        )
         for r in ranges
     ]
     reference = whole.clone().requires_grad_()
@@ -228,7 +260,9 @@ def test_any_number_of_servers_gives_torchs_weights(optimizer, servers, workers,
         torchs.step()
         for worker in range(workers):
             for bucket, r in zip(buckets, ranges, strict=True):
-                bucket.push(Push(worker, step, step - 1, lr, gradients[worker, r.start : r.stop].clone()))
+                bucket.push(
+                    Push(worker, step, step - 1, lr, gradients[worker, r.start : r.stop].clone())
+                )
     together = torch.cat([bucket.pull(READER).weights for bucket in buckets])
     torch.testing.assert_close(together, reference.detach(), rtol=1e-5, atol=1e-6)
 
@@ -239,18 +273,23 @@ def test_a_share_counts_once_though_its_worker_was_lost_before_it_knew():
     bucket = make(asynchronous(2), ledger=lines.append)
     bucket.push(push(0, 1, [8, 8])._replace(share=4))
     bucket.lose(0)
-    with pytest.raises(Failure, match="silent for so long"):  # what comes of a life that is over is nobody's
+    # what comes of a life that is over is nobody's
+    with pytest.raises(Failure, match="silent for so long"):
         bucket.push(push(0, 2, [8, 8])._replace(share=6))
     again = answered(bucket, push(1, 1, [9, 9])._replace(share=4))
     holds(again, 1, 1, [0.0, 1.0])
     assert answered(bucket, push(1, 2, [8, 8], version=1)._replace(share=5)).version == 2
     assert [(line.worker, line.step, line.version) for line in lines] == [
-        (0, 1, 1), (0, 2, None), (1, 1, None), (1, 2, 2),  # what the lost one had read for its next step, too
-    ]  # fmt: skip
+        (0, 1, 1),
+        (0, 2, None),
+        (1, 1, None),
+        (1, 2, 2),  # what the lost one had read for its next step, too
+    ]
     bucket.lose(0)  # said by another server too
     bucket.lose(1)
     bucket.join(2, step=2)
-    assert answered(bucket, push(2, 3, [8, 8], version=2)._replace(share=4)).version == 2  # and counts once for good
+    # and counts once for good
+    assert answered(bucket, push(2, 3, [8, 8], version=2)._replace(share=4)).version == 2
 
 
 def test_who_joins_is_the_one_that_others_wait_for():

@@ -1,4 +1,6 @@
-"""Buckets under any order of pushes, some of which come again: what each policy promises all the same."""
+"""Buckets under any order of pushes, some of which come again: what each policy promises all the
+same.
+"""
 
 import sys
 import threading
@@ -6,14 +8,14 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.buckets import LR, READER, asynchronous, make, make_desk, push, softsync, stale, sync
+from helpers.buckets import LR, READER, asynchronous, make, make_server, push, softsync, stale, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import Failure
-from hvdtrain.wire.messages import Answer, Push
-from hvdtrain.wire.requests import as_future
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import Failure
+from hvdtrain.job.wire.messages import FreshWeights, Push
+from hvdtrain.job.wire.requests import as_future
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,9 +42,13 @@ class Crowd:
         self.sent = []  # all pushes, any of which may come again
 
     def events(self):
-        """Yields ('new' or 'again', worker, step, version read, replies) while any worker has steps to go."""
+        """Yields ('new' or 'again', worker, step, version read, replies) while any worker has steps
+        to go.
+        """
         while self.open or any(step <= self.steps for step in self.next.values()):
-            ready = [w for w, step in self.next.items() if step <= self.steps and w not in self.open]
+            ready = [
+                w for w, step in self.next.items() if step <= self.steps and w not in self.open
+            ]
             assert ready, "every worker waits for another"
             if self.sent and self.rng.random() < 0.4:  # a duplicate
                 worker, step, version = self.rng.choice(self.sent)
@@ -61,7 +67,9 @@ class Crowd:
 
     def take(self, replies):
         for worker, answer in replies:
-            self.answers.append((self.open.pop(worker), answer._replace(weights=answer.weights.clone())))
+            self.answers.append(
+                (self.open.pop(worker), answer._replace(weights=answer.weights.clone()))
+            )
             self.read[worker] = answer.version
 
     def _push(self, worker, step, version):
@@ -94,8 +102,14 @@ def test_sync_applies_one_update_a_step_in_any_order(workers, steps, rng):
         assert torch.equal(answer.weights, expected[answer.version])
 
 
-@given(st.sampled_from([(1, 0), (2, 1), (3, 1), (4, 2)]), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_with_backup_workers_every_step_is_the_mean_of_the_first_to_come_in_any_order(sizes, steps, rng):
+@given(
+    st.sampled_from([(1, 0), (2, 1), (3, 1), (4, 2)]),
+    st.integers(1, 6),
+    st.randoms(use_true_random=False),
+)
+def test_with_backup_workers_every_step_is_the_mean_of_the_first_to_come_in_any_order(
+    sizes, steps, rng
+):
     """Replayed in the ledger's order, the same pushes give the same bits."""
     workers, backup = sizes
     needed, lines = workers - backup, []
@@ -107,10 +121,13 @@ def test_with_backup_workers_every_step_is_the_mean_of_the_first_to_come_in_any_
     for step in range(1, steps + 1):
         made = [line for line in lines if line.version == step]
         assert len(made) == needed and {line.step for line in made} == {step}
-    assert len(lines) == workers * steps  # nothing is forgotten: the others are lines of dropped pushes
+    # nothing is forgotten: the others are lines of dropped pushes
+    assert len(lines) == workers * steps
     again = make(sync(workers, backup=backup), [0.5, 0.25])
     for line in lines:
-        replies = again.push(push(line.worker, line.step, gradients_of(line.worker, line.step), line.version_read))
+        replies = again.push(
+            push(line.worker, line.step, gradients_of(line.worker, line.step), line.version_read)
+        )
         assert any(answer.dropped for _, answer in replies) == (line.version is None)
     assert torch.equal(again.pull(READER).weights, bucket.pull(READER).weights)
 
@@ -163,14 +180,19 @@ def test_ssp_holds_back_who_is_more_than_s_ahead_of_the_slowest_and_goes_on_with
 
 
 @given(
-    st.sampled_from(["sgd", "adam", "adamw"]), st.sampled_from([1, 2, 3, 4]), st.integers(1, 6),
+    st.sampled_from(["sgd", "adam", "adamw"]),
+    st.sampled_from([1, 2, 3, 4]),
+    st.integers(1, 6),
     st.randoms(use_true_random=False),
-)  # fmt: skip
+)
 def test_ssp_without_slack_is_bulk_synchronous_for_every_optimizer_where_n_pushes_make_a_step(
     optimizer, workers, steps, rng
 ):
     config = RunConfig(optimizer=optimizer, weight_decay=0.01)
-    reference, bucket = make(sync(workers), config=config), make(softsync(workers, 0), config=config)
+    reference, bucket = (
+        make(sync(workers), config=config),
+        make(softsync(workers, 0), config=config),
+    )
     expected = [torch.tensor([1.0, 2.0])]
     for step in range(1, steps + 1):
         for worker in range(workers):
@@ -208,8 +230,8 @@ def test_real_threads_that_send_everything_twice(policy, request):
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # let threads get into each other's way as often as they can
     workers, steps = 8, 40
-    desk = make_desk(lambda: policy(workers, 1 / workers), workers)
-    desk.install(0, torch.zeros(2))
+    server = make_server(lambda: policy(workers, 1 / workers), workers)
+    server.install(0, torch.zeros(2))
     versions, errors = [], []
 
     def work(worker):
@@ -217,22 +239,24 @@ def test_real_threads_that_send_everything_twice(policy, request):
             version = 0
             for step in range(1, steps + 1):
                 sent = Push(worker, step, version, LR, [torch.tensor(gradients_of(worker, step))])
-                answer, again = (desk.push(0, sent) for _ in range(2))
+                answer, again = (server.push(0, sent) for _ in range(2))
                 version = as_future(answer).wait().version
-                assert not isinstance(again, Answer) or again.version == version
+                assert not isinstance(again, FreshWeights) or again.version == version
                 versions.append(version)
-                desk.calls["pull"](0, READER)
+                server.calls["pull"](0, READER)
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=[worker], daemon=True) for worker in range(workers)]
+    threads = [
+        threading.Thread(target=work, args=[worker], daemon=True) for worker in range(workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=40)
     assert not errors
     expected = -LR * sum(mean_gradient(workers, step) for step in range(1, steps + 1))
-    assert desk.calls["pull"](0, READER).weights.tolist() == expected.tolist()
+    assert server.calls["pull"](0, READER).weights.tolist() == expected.tolist()
     updates, answers_each = (steps, workers) if policy is sync else (workers * steps, 1)
-    assert desk.buckets[0].shard.version == updates
+    assert server.buckets[0].weights.version == updates
     assert sorted(versions) == [v for v in range(1, updates + 1) for _ in range(answers_each)]

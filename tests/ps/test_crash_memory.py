@@ -1,4 +1,6 @@
-"""What outlives a server that is killed: parts that are saved whole or not at all, and what is saved in them."""
+"""What outlives a server that is killed: parts that are saved whole or not at all, and what is
+saved in them.
+"""
 
 import json
 import os
@@ -10,17 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.buckets import make, push, softsync
-from helpers.parts import AskedLeases, AskedRoster
+from helpers.parts import DrivenLeases, DrivenRoster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.coordination.leases import Leases
-from hvdtrain.coordination.membership_log import MembershipLog
-from hvdtrain.ps.crash_memory import MEMORY_NAME, CrashMemory, SavedState
-from hvdtrain.ps.journal import Journal
-from hvdtrain.ps.server_metrics import Load, ServerMetrics
-from hvdtrain.wire.messages import Applied
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.job.coordination.leases import Leases
+from hvdtrain.job.ps.crash_memory import CrashMemory, SavedState
+from hvdtrain.job.ps.journal import Journal
+from hvdtrain.job.ps.server_metrics import Load, ServerMetrics
+from hvdtrain.job.wire.messages import LedgerLine
+from hvdtrain.runs.join_info import MEMORY_NAME
+from hvdtrain.runs.membership_log import MembershipLog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,7 +45,11 @@ def again(memory):
 def numbered(saved, number):
     """Save something that says of each of its tensors when it was made."""
     tensors = {name: (torch.full((2000,), float(number)), number) for name in "ab"}
-    saved.save(number, tensors | {"now and then": (torch.full((9,), float(number)) if number % 3 else None, number)})
+    saved.save(
+        number,
+        tensors
+        | {"now and then": (torch.full((9,), float(number)) if number % 3 else None, number)},
+    )
 
 
 def test_a_part_is_found_again_as_it_was_saved_last():
@@ -56,7 +63,9 @@ def test_a_part_is_found_again_as_it_was_saved_last():
         assert {name: set(tensor.tolist()) for name, tensor in found.tensors().items()} == {
             name: {float(number)} for name in ("a", "b", *(["now and then"] if number % 3 else []))
         }
-    saved.save("another shape", {"a": (torch.ones(3, 2, dtype=torch.int64), 9), "b": (torch.zeros(0), 9)})
+    saved.save(
+        "another shape", {"a": (torch.ones(3, 2, dtype=torch.int64), 9), "b": (torch.zeros(0), 9)}
+    )
     found = again(memory).state_of("x").tensors()
     assert found["a"].equal(torch.ones(3, 2, dtype=torch.int64)) and found["b"].numel() == 0
     assert list(again(memory).parts) == ["x"]
@@ -81,7 +90,9 @@ def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_part_not_older_th
             last = int.from_bytes(said.read()[-8:], "little")
         found = again(memory).state_of("x")
         assert found.plain in (last, last + 1) or (last == 0 and found.plain is None)
-        assert all(set(tensor.tolist()) == {float(found.plain)} for tensor in found.tensors().values())
+        assert all(
+            set(tensor.tolist()) == {float(found.plain)} for tensor in found.tensors().values()
+        )
 
 
 CONFIGS = [
@@ -94,7 +105,9 @@ CONFIGS = [
 @pytest.mark.parametrize(("config", "options"), CONFIGS)
 @settings(max_examples=15, deadline=None)
 @given(rng=st.randoms(use_true_random=False))
-def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that_is_not(config, options, rng):
+def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that_is_not(
+    config, options, rng
+):
     """After a kill a worker pushes again what was not answered: also what the bucket had taken."""
     undisturbed = make(softsync(2, **options), [1.0, -2.0, 3.0], config)
     memory, lines = CrashMemory(), []
@@ -116,8 +129,12 @@ def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that
     for _ in range(30):
         worker = rng.choice([w for w in step if w not in waiting])
         step[worker] += 1
-        waiting[worker] = push(worker, step[worker], [rng.uniform(-1, 1) for _ in range(3)], read[worker])
-        fresh = [w._replace(gradient=w.gradient.clone()) for w in (waiting[worker], waiting[worker])]
+        waiting[worker] = push(
+            worker, step[worker], [rng.uniform(-1, 1) for _ in range(3)], read[worker]
+        )
+        fresh = [
+            w._replace(gradient=w.gradient.clone()) for w in (waiting[worker], waiting[worker])
+        ]
         replies, others = ours.push(fresh[0]), undisturbed.push(fresh[1])
         if rng.random() < 0.5:  # killed before the answers are out, or after some
             heard = [reply for reply in replies if rng.random() < 0.5]
@@ -125,11 +142,19 @@ def test_a_bucket_whose_server_is_killed_again_and_again_does_what_one_does_that
             unheard = [reply for reply in replies if reply[0] not in {w for w, _ in heard}]
             found = [reply for w, _ in unheard for reply in ours.push(waiting[w])]
             assert all(ours.push(waiting[w]) == [] for w in waiting if w not in dict(replies))
-            replies = sorted([*heard, *found], key=lambda reply: [w for w, _ in others].index(reply[0]))
+            replies = sorted(
+                [*heard, *found], key=lambda reply: [w for w, _ in others].index(reply[0])
+            )
         take(replies, others)
     for worker in step:
-        take(ours.idle(worker, step[worker], False, 1), undisturbed.idle(worker, step[worker], False))
-    assert not waiting and ours.version == undisturbed.version and ours.weights.equal(undisturbed.weights)
+        take(
+            ours.idle(worker, step[worker], False, 1), undisturbed.idle(worker, step[worker], False)
+        )
+    assert (
+        not waiting
+        and ours.version == undisturbed.version
+        and ours.weights.equal(undisturbed.weights)
+    )
     assert ours.journal.lines["bucket 0"] == len(lines)
 
 
@@ -149,17 +174,25 @@ def test_a_call_of_idle_that_comes_again_changes_nothing():
 
 def test_shares_go_on_where_they_were_and_who_asks_again_gets_the_same():
     memory = CrashMemory()
-    leases = AskedLeases(2, Journal(memory))
-    leases.know_sizes(samples=8, batch_size=8)
-    assert [leases.lease(0, 1, 0, 3), leases.lease(1, 1, 0, 3), leases.lease(0, 2, 0, 3)] == [0, 1, 2]
+    leases = DrivenLeases(2, Journal(memory))
+    leases.know_sizes({"samples": 8, "batch_size": 8})
+    assert [leases.lease(0, 1, 0, 3), leases.lease(1, 1, 0, 3), leases.lease(0, 2, 0, 3)] == [
+        0,
+        1,
+        2,
+    ]
     leases.finished(0, 1)
     leases.lose(1)
-    leases = AskedLeases(2, Journal(again(memory)))
-    assert (leases.part.samples, leases.journal.lines["leases"], leases.part.lost) == ({0: 4}, 3, {1})
+    leases = DrivenLeases(2, Journal(again(memory)))
+    assert (leases.part.samples, leases.journal.lines["leases"], leases.part.lost) == (
+        {0: 4},
+        3,
+        {1},
+    )
     assert leases.lease(0, 2, 0, 3) == 2 and leases.journal.lines["leases"] == 3
     leases.finished(0, 2)
     assert leases.await_lease(0, 3).value() == (1, 3)
-    leases = AskedLeases(2, Journal(again(memory)))
+    leases = DrivenLeases(2, Journal(again(memory)))
     assert leases.await_lease(0, 3).value() == (1, 3) and leases.journal.lines["leases"] == 4
     leases.finished(0, 3)
     assert leases.await_lease(0, 4).value() == (None, 3)
@@ -167,12 +200,12 @@ def test_shares_go_on_where_they_were_and_who_asks_again_gets_the_same():
 
 def test_sums_are_known_that_were_told_and_those_under_way():
     memory = CrashMemory()
-    roster = AskedRoster(2, Journal(memory))
+    roster = DrivenRoster(2, Journal(memory))
     roster.open_for_joining(0, {"step": 7})
     roster.add(0, 1, torch.ones(2))
     roster.add(1, 1, torch.ones(2))
     roster.add(0, 2, torch.tensor([5.0]), as_rows=True)
-    roster = AskedRoster(2, Journal(again(memory)))
+    roster = DrivenRoster(2, Journal(again(memory)))
     assert roster.add(1, 1, torch.zeros(2)).value().tolist() == [2, 2]
     assert roster.missing(0, 2) == [1] and roster.part.point.state == {"step": 7}
     under_way = roster.add(0, 2, torch.tensor([5.0]), as_rows=True)
@@ -192,22 +225,30 @@ def test_ledgers_go_on_after_what_counts(tmp_path, monkeypatch):
 
     journal, first, second, leases = started()
     for step in (1, 2, 3):
-        journal.commit(first, [Applied(0, step, step - 1, step)])
+        journal.commit(first, [LedgerLine(0, step, step - 1, step)])
         if step == 3:  # killed before that counts
             monkeypatch.setattr(SavedState, "save", lambda *saved: None)
-        journal.commit(second, [Applied(0, step, step - 1, step)])
+        journal.commit(second, [LedgerLine(0, step, step - 1, step)])
         journal.commit(leases, [(0, step, step - 1)])
     with (tmp_path / "ledger.server0.csv").open("a") as file:
         file.write("1,0,4")  # as far as it got
     monkeypatch.undo()
     journal.close()
     journal, _, second, leases = started()
-    journal.commit(second, [Applied(1, 1, 2, None)])
+    journal.commit(second, [LedgerLine(1, 1, 2, None)])
     journal.commit(leases, [(1, 1, 2)])
     journal.close()
     lines = (tmp_path / "ledger.server0.csv").read_text().splitlines()[1:]
-    assert [line for line in lines if line.startswith("0")] == ["0,0,1,0,1", "0,0,2,1,2", "0,0,3,2,3"]
-    assert [line for line in lines if line.startswith("1")] == ["1,0,1,0,1", "1,0,2,1,2", "1,1,1,2,dropped"]
+    assert [line for line in lines if line.startswith("0")] == [
+        "0,0,1,0,1",
+        "0,0,2,1,2",
+        "0,0,3,2,3",
+    ]
+    assert [line for line in lines if line.startswith("1")] == [
+        "1,0,1,0,1",
+        "1,0,2,1,2",
+        "1,1,1,2,dropped",
+    ]
     assert (tmp_path / "leases.csv").read_text().splitlines()[1:] == ["0,1,0", "0,2,1", "1,1,2"]
 
 

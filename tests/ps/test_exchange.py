@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from helpers.buckets import LR, make_desk, stale, sync
+from helpers.buckets import LR, make_server, stale, sync
 
-from hvdtrain.buckets.partition import cut
-from hvdtrain.ps import exchange
-from hvdtrain.ps.exchange import PushExchange
-from hvdtrain.wire.requests import as_future
+from hvdtrain.job.buckets.partition import cut
+from hvdtrain.job.ps import exchange
+from hvdtrain.job.ps.exchange import PushExchange
+from hvdtrain.job.wire.requests import as_future
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -16,25 +16,33 @@ SIZES = [4] * 6  # of the parameters, each a bucket
 
 @pytest.fixture
 def join(monkeypatch):
-    """Workers of servers with this policy, with room for one bucket under way each; and the buckets they push: their
-    numbers, of two servers with that of the server."""
+    """Workers of servers with this policy, with room for one bucket under way each; and the buckets
+    they push: their numbers, of two servers with that of the server.
+    """
     monkeypatch.setattr(exchange, "UNDER_WAY", 0)
 
     def joined(workers, policy, servers=1):
         pieces, pushed = cut(SIZES, servers, 4), [[] for _ in range(workers)]
-        joined_servers = [make_desk(policy, workers) for _ in range(servers)]
+        joined_servers = [make_server(policy, workers) for _ in range(servers)]
         for piece in pieces:
             joined_servers[piece.server].install(piece.number, torch.zeros(4))
 
         class Wire:
-            patience = 0.01
-
             def call(self, rank, method, number, push):
                 pushed[push.worker].append(number if servers == 1 else (rank, number))
                 return as_future(getattr(joined_servers[rank], method)(number, push))
 
         own = [
-            PushExchange(Wire(), number, workers, pieces, SIZES, torch.zeros(sum(SIZES)), "none", staged=False)
+            PushExchange(
+                Wire(),
+                number,
+                workers,
+                pieces,
+                SIZES,
+                torch.zeros(sum(SIZES)),
+                "none",
+                staged=False,
+            )
             for number in range(workers)
         ]
         return own, pushed
@@ -54,8 +62,12 @@ def weights(worker):
 
 
 @pytest.mark.parametrize("policy", [lambda: sync(2), lambda: stale(2, staleness=0)])
-def test_workers_that_are_ready_at_different_times_do_not_wait_for_each_other_in_a_circle(join, policy):
-    """The late one pushes its last bucket while the other, which has room for one more, has gone on to the first."""
+def test_workers_that_are_ready_at_different_times_do_not_wait_for_each_other_in_a_circle(
+    join, policy
+):
+    """The late one pushes its last bucket while the other, which has room for one more, has gone on
+    to the first.
+    """
     (early, late), pushed = join(2, policy)
     for step in (1, 2):
         for worker in (early, late):
@@ -85,7 +97,13 @@ def test_all_workers_together_have_so_many_bytes_under_way(join):
 def test_a_server_is_pushed_to_while_another_has_all_that_there_is_room_for(join):
     (early, late), pushed = join(2, lambda: sync(2), servers=2)
     take(early, 1)
-    assert pushed[0] == [(1, 2), (1, 1), (0, 2), (0, 1)]  # one for which there is room, and one more, for each
+    # one for which there is room, and one more, for each
+    assert pushed[0] == [
+        (1, 2),
+        (1, 1),
+        (0, 2),
+        (0, 1),
+    ]
     take(late, 1)
     for worker in (early, late):
         worker.wait_for_all()

@@ -1,34 +1,32 @@
-"""Elastic rings: a worker that is killed amid training is gone and nothing else is; one joins when an epoch is over."""
+"""Elastic rings: a worker that is killed amid training is gone and nothing else is; one joins when
+an epoch is over.
+"""
 
 import json
 import re
 import signal
 
 import pytest
-from helpers.jobs import hvdtrain, started, steps, until
+from helpers.jobs import hvdtrain, read_rows, slow_steps, started, steps, until
 from helpers.launched import Launched
+from helpers.weights import SMOOTH, assert_same_weights
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
 EPOCH, TAKEN, BATCH = 45, 135, 32
 SMALL = ["--width", 0.0625, "--threads", 1, "--batch-size", BATCH]
-JOB = [*SMALL, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.02, "--schedule", "constant"]
-SLOW = ["--slow", "all:3x"]  # so that it still trains when one has joined
-
-
-def losses(run, after):
-    """Of the global batches of the steps after that, from the workers' parts."""
-    total = dict.fromkeys(range(after + 1, TAKEN + 1), 0.0)
-    for file in run.glob("metrics.rank*.jsonl"):
-        for row in map(json.loads, file.read_text().splitlines()):
-            if row["step"] > after:
-                total[row["step"]] += row["loss"] * row["samples"] / BATCH
-    return [*total.values()]
+# At ten times this learning rate what rounding leaves is a thousand times as much after so many
+# steps.
+JOB = [*SMALL, *SMOOTH, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.002]
+PACE = slow_steps(0.1)  # so that it still trains when one has joined, however fast the machine
 
 
 def lives(run, rank):
     """Of a worker, those that have begun or ended, in order, and why."""
-    rows = map(json.loads, (run / "membership.jsonl").read_text().splitlines())
-    return [(life["incarnation"], life["why"]) for life in rows if life["rank"] == rank]
+    return [
+        (life["incarnation"], life["why"])
+        for life in read_rows(run / "membership.jsonl")
+        if life["rank"] == rank
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +39,25 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("mode", "killed"), [("ddp", 2), ("sharded", 1), pytest.param("allreduce", 1, marks=pytest.mark.hosts)]
+    ("mode", "killed"),
+    [("ddp", 2), ("sharded", 1), pytest.param("allreduce", 1, marks=pytest.mark.hosts)],
 )
 def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sample_is_lost_or_counts_twice(
     mode, killed, undisturbed, tmp_path
 ):
     """In ddp it leaves at SIGTERM, alone."""
-    out, options = tmp_path / "run", ["--mode", mode, *JOB, *SLOW]
+    out, options = tmp_path / "run", ["--mode", mode, *JOB]
     if mode == "sharded":
         options += ["--bucket-mb", 1]
-    with Launched(out, "local", 3, 0, *options, place=["--elastic"], forked=True) as job:
+    with Launched(
+        out, "local", 3, 0, *options, place=["--elastic"], forked=True, first=PACE
+    ) as job:
         job.wait_for_steps(20)
         begun = job.ranks()
         begun.pop(killed).kill()
         until(lambda: lives(out, killed)[1:])
         lost_after = len(steps(out, killed))
-        with started("forked", 1, "--join", "--out", str(out)) as joined:
+        with started("forked", 1, "--join", "--trust-model", "--out", str(out)) as joined:
             until(lambda: len(steps(out, killed)) > lost_after + 10)
             if mode == "ddp":
                 joined.send_signal(signal.SIGTERM)
@@ -69,7 +70,10 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
     assert f"rank {killed} is lost, and the others go on without it" in said
     assert f"rank {killed} has joined, whose life number 2 this is" in told
     if mode == "ddp":
-        assert f"rank {killed} has left at step" in told and f"rank {killed} has left, and the others go on" in said
+        assert (
+            f"rank {killed} has left at step" in told
+            and f"rank {killed} has left, and the others go on" in said
+        )
     for rank in begun:
         assert [row["step"] for row in steps(out, rank)] == list(range(1, TAKEN + 1))
     with_it = [row["step"] for row in steps(out, killed)][lost_after:]
@@ -78,22 +82,28 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
     assert [summary[name] for name in ("samples_digest", "samples")] == [
         before[name] for name in ("samples_digest", "samples")
     ]
-    # Of undisturbed rings they differ by rounding; a step taken twice differs by more, and so do new moments.
-    assert losses(out, lost_after + 1) == pytest.approx(losses(undisturbed, lost_after + 1), abs=5e-4)
+    # a step taken twice is 7e-3 of the way, and new moments are more
+    assert_same_weights(out, undisturbed)
     found = {(life["rank"], life["incarnation"]): life["why"] for life in summary["membership"]}
     assert found == dict.fromkeys([(rank, 1) for rank in begun], "") | {
-        (killed, 1): "its connection ended", (killed, 2): "left" if mode == "ddp" else ""
-    }  # fmt: skip
+        (killed, 1): "its connection ended",
+        (killed, 2): "left" if mode == "ddp" else "",
+    }
     told = hvdtrain("report", out, "--out", tmp_path / "report").stdout
-    assert (f"finished without ranks [{killed}], which died" in told.replace("\n", " ")) == (mode == "ddp")
+    assert (f"finished without ranks [{killed}], which left" in told.replace("\n", " ")) == (
+        mode == "ddp"
+    )
     assert not (out / "join.json").exists()
 
 
 def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_path):
-    """It is lost amid an epoch of three steps. Horovod looks so seldom for work that it is stopped before it knows that
-    the average under way comes to nothing.
+    """It is lost amid an epoch of three steps. Horovod looks so seldom for work that it is stopped
+    before it knows that the average under way comes to nothing.
     """
-    out, options = tmp_path / "run", ["--mode", "allreduce", *SMALL, "--epochs", 1000, "--dataset", "few"]
+    out, options = (
+        tmp_path / "run",
+        ["--mode", "allreduce", *SMALL, "--epochs", 1000, "--dataset", "few"],
+    )
     place, env = ["--elastic", "--respawn"], {"HOROVOD_CYCLE_TIME": "300"}  # milliseconds
     with Launched(out, "local", 2, 0, *options, place=place, env=env, forked=True) as job:
         job.wait_for_steps()
@@ -111,8 +121,10 @@ def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_p
 @pytest.mark.hosts
 def test_two_neighbours_in_a_sharded_ring_that_are_lost_at_once_end_the_job_in_one_line(tmp_path):
     """Unless Horovod had begun to start again without the one alone."""
-    options = ["--mode", "sharded", *JOB, *SLOW]
-    with Launched(tmp_path / "run", "local", 4, 0, *options, place=["--elastic"], forked=True) as job:
+    options = ["--mode", "sharded", *JOB]
+    with Launched(
+        tmp_path / "run", "local", 4, 0, *options, place=["--elastic"], forked=True, first=PACE
+    ) as job:
         job.wait_for_steps(20)
         ranks = job.ranks()
         ranks[1].kill()
@@ -120,14 +132,21 @@ def test_two_neighbours_in_a_sharded_ring_that_are_lost_at_once_end_the_job_in_o
         said, _ = job.process.communicate(timeout=60)
     assert job.process.returncode == 1
     assert re.search(
-        r"workers \[1, 2\], neighbours in the ring, are gone|one more worker may be lost", said.splitlines()[-1]
+        r"workers \[1, 2\], neighbours in the ring, are gone|one more worker may be lost",
+        said.splitlines()[-1],
     )
 
 
 def test_the_first_worker_is_needed_and_its_loss_is_one_line(tmp_path):
-    with Launched(tmp_path / "run", "local", 2, 0, "--mode", "ddp", *JOB, place=["--elastic"], forked=True) as job:
+    options = ["--mode", "ddp", *JOB]
+    with Launched(
+        tmp_path / "run", "local", 2, 0, *options, place=["--elastic"], forked=True, first=PACE
+    ) as job:
         job.wait_for_steps(20)
         job.ranks()[0].kill()
         said, _ = job.process.communicate(timeout=60)
     assert job.process.returncode == 1
-    assert "rank 0 is lost: --elastic survives the loss of any rank but this one" in said.splitlines()[-1]
+    assert (
+        "rank 0 is lost: --elastic survives the loss of any rank but this one"
+        in said.splitlines()[-1]
+    )

@@ -11,7 +11,7 @@ from helpers.jobs import SETTINGS, SMALL
 from helpers.nodes import leave_out
 
 import hvdtrain
-from hvdtrain.world.network import free_port
+from hvdtrain.base.world.network import free_port
 
 
 @pytest.mark.timeout(120)
@@ -19,12 +19,21 @@ def test_other_code_on_a_host_is_a_line_on_the_first_rank_and_ends_all(tmp_path)
     """The second rank's host has another name, and a copy of the package with a line more."""
     leave_out("another name of this host needs root" if os.geteuid() else "")
     other, out = tmp_path / "other", tmp_path / "run"
-    shutil.copytree(Path(hvdtrain.__file__).parent, other / "hvdtrain", ignore=shutil.ignore_patterns("__pycache__"))
-    with (other / "hvdtrain" / "errors.py").open("a") as file:
+    shutil.copytree(
+        Path(hvdtrain.__file__).parent,
+        other / "hvdtrain",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    with (other / "hvdtrain" / "base/errors.py").open("a") as file:
         file.write("# edited\n")
     words = [sys.executable, "-Pm", "hvdtrain", "train", "--mode", "ddp", *SMALL, "--out", str(out)]
     renamed = ["unshare", "--uts", "sh", "-c", 'hostname localhost && exec "$@"', "sh", *words]
-    place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "HVDTRAIN_LAUNCHER": "x@y"}
+    place = {
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "HVDTRAIN_LAUNCHER": "x@y",
+    }
     place |= {"HVDTRAIN_INTERFACE": "lo"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     env = SETTINGS["env"] | place
@@ -33,7 +42,9 @@ def test_other_code_on_a_host_is_a_line_on_the_first_rank_and_ends_all(tmp_path)
         first = subprocess.run(words, **SETTINGS | {"env": env | {"RANK": "0"}}, timeout=90)
         printed, _ = second.communicate(timeout=30)
     assert (first.returncode, second.returncode) == (2, 2), first.stdout + printed
-    assert [line for line in first.stdout.splitlines() if "hvdtrain: " in line] == [first.stdout.strip()]
+    assert [line for line in first.stdout.splitlines() if "hvdtrain: " in line] == [
+        first.stdout.strip()
+    ]
     assert (
         first.stdout.startswith("hvdtrain: localhost: hvdtrain 0.1.0 (")
         and f" in {other}/hvdtrain, here" in first.stdout

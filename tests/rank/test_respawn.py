@@ -6,17 +6,20 @@ import psutil
 from helpers.jobs import until
 from helpers.processes import run_python
 
+# A line that two processes print into one pipe is one write, or the other's may lie between its end
+# and its newline: `print` makes two where PYTHONUNBUFFERED is set.
 FORKS_ONE = """
-import signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
-from hvdtrain.rank.respawn import Respawner
+from hvdtrain.job.rank.respawn import Respawner
 
 def stay():
-    print("there", flush=True)
+    os.write(1, b"there\\n")
     time.sleep(60)
 
 signal.signal = lambda *arguments: None  # as a worker that is asked to leave, and waits for a server that hangs
-print(Respawner(Path(sys.argv[0]))._fork(stay), flush=True)
+forked = Respawner(Path(sys.argv[0]))._fork(stay)
+os.write(1, f"{forked}\\n".encode())
 time.sleep(60)
 """
 

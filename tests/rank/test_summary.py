@@ -4,17 +4,17 @@ import pytest
 import torch
 from helpers.workers import on_each
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.coordination.job import Job
-from hvdtrain.coordination.store_group import StoreGroup
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.numerics.clock import PARTS
+from hvdtrain.base.world.place import World
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.modes._local_update import LocalUpdate
-from hvdtrain.numerics.clock import PARTS
-from hvdtrain.rank.summary import HostLoads, summarise
-from hvdtrain.runs.metrics import Recorder
-from hvdtrain.training.history import History
-from hvdtrain.training.step import digest
-from hvdtrain.world.place import World
+from hvdtrain.job.coordination.job import Job
+from hvdtrain.job.coordination.store_group import StoreGroup
+from hvdtrain.job.rank.summary import HostLoads, Measured, summarise
+from hvdtrain.job.recording.metrics import Recorder
+from hvdtrain.job.rings.local_update import LocalUpdate
+from hvdtrain.job.training.history import History
+from hvdtrain.job.training.step import digest
 
 
 @pytest.mark.timeout(60)
@@ -25,14 +25,21 @@ def test_the_summary_of_176_workers_has_the_digest_of_one(tmp_path):
     def summaries(workers):
         def run(group, world):
             worker = world.worker
-            job = Job(RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1)
+            job = Job(
+                RunConfig(mode="ddp", batch_size=704), world, tmp_path, torch.device("cpu"), 1
+            )
             recorder = Recorder(tmp_path / str(workers), worker, is_chief=False)
-            seen = sum(digest(share) for share in BatchSampler(7_200, 704, 3, worker, workers).epoch(1)) % 2**48
+            seen = (
+                sum(
+                    digest(share) for share in BatchSampler(7_200, 704, 3, worker, workers).epoch(1)
+                )
+                % 2**48
+            )
             recorder.step(row | {"samples": 704 // workers}, dict.fromkeys(PARTS, 1.0), seen, None)
             last = {"step": 1, "train_s": 2.0, "val_accuracy": 0.9, "val_loss": 0.1}
             history = History([last], step=1, samples=704, wall_s=2.0)
             sync = LocalUpdate(job, group)
-            summary = summarise(job, sync, recorder, history, 0, [1.0], HostLoads(sync))
+            summary = summarise(job, sync, recorder, history, Measured(0, [1.0], HostLoads(sync)))
             recorder.close()
             return summary
 
@@ -54,11 +61,18 @@ def test_a_run_whose_only_worker_has_come_for_its_last_evaluation_has_a_summary(
     """Those that had trained were killed in that."""
     world = World("mpirun", 0, 1, 0, 1)
     job = Job(RunConfig(mode="ddp"), world, tmp_path, torch.device("cpu"), 1)
-    history = History([{"step": 3, "val_accuracy": 0.9, "val_loss": 0.1}], step=3, samples=96, wall_s=2.0)
+    history = History(
+        [{"step": 3, "val_accuracy": 0.9, "val_loss": 0.1}], step=3, samples=96, wall_s=2.0
+    )
     sync = LocalUpdate(job, StoreGroup(world))
     recorder = Recorder(tmp_path, 0, is_chief=False)
-    summary = summarise(job, sync, recorder, history, 0, [0.0], HostLoads(sync))
+    measured = Measured(0, [0.0], HostLoads(sync))
+    summary = summarise(job, sync, recorder, history, measured)
     recorder.close()
     assert (summary["status"], summary["steps"], summary["samples_per_s"]) == ("done", 3, 48.0)
     not_known = [summary[name] for name in ("exposed_comm_fraction", "staleness_mean")]
-    assert [*not_known, None] == [None] * 3 == [summary["step_time"][f"p{share}_s"] for share in (50, 95, 99)]
+    assert (
+        [*not_known, None]
+        == [None] * 3
+        == [summary["step_time"][f"p{share}_s"] for share in (50, 95, 99)]
+    )

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from helpers.jobs import ENV, HVDTRAIN
 from helpers.page import Page
 from helpers.report_runs import manifest, steps, summary, write, write_comparison, write_report
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.comparing.reporting import report
-from hvdtrain.console import Console
-from hvdtrain.errors import UsageError
-from hvdtrain.report import check_out, page, plots
-from hvdtrain.report.answer import reach_answer
-from hvdtrain.report.content import collect
+from hvdtrain.base.console import Console
+from hvdtrain.base.errors import UsageError
+from hvdtrain.comparing.report_command import report
+from hvdtrain.reporting import check_out, page, plots
+from hvdtrain.reporting.answer import reach_answer
+from hvdtrain.reporting.content import collect
 from hvdtrain.runs.read import find_runs, load_run
 
 PLOTS = {"ratios", "step-time", "learning"}  # of workers as many in all modes
@@ -29,7 +30,9 @@ PLOTS = {"ratios", "step-time", "learning"}  # of workers as many in all modes
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A comparison of three repeats, one failed run and one killed one, with its report beside the runs."""
+    """A comparison of three repeats, one failed run and one killed one, with its report beside the
+    runs.
+    """
     root = write_comparison(tmp_path_factory.mktemp("comparison"))
     write(root / "runs", "allreduce", 4, status="failed")
     (write(root / "runs", "ps-sync", 4, 1) / "summary.json").unlink()
@@ -39,12 +42,23 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Reports without plots, for tests of what is beside them: to draw takes most of a report's time."""
+    """Reports without plots, for tests of what is beside them: to draw takes most of a report's
+    time.
+    """
     monkeypatch.setattr(plots, "draw", lambda answered: ([], []))
 
 
 def drawn_of(folder):
     return plots.draw(collect(find_runs([folder])).comparisons)
+
+
+def test_a_notebooks_backend_is_no_matter(tmp_path, written):
+    """A notebook's commands, as `!hvdtrain report`, inherit a backend that may not be installed."""
+    env = ENV | {"MPLBACKEND": "module://not_installed.backend_inline"}
+    words = [HVDTRAIN, "report", str(written / "runs"), "--out", str(tmp_path / "report")]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "<svg" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 # What is read
@@ -56,7 +70,7 @@ def test_finds_a_run_a_folder_of_runs_and_a_comparison_each_run_once(tmp_path):
     (tmp_path / "runs" / "notes").mkdir()
     one = tmp_path / "runs" / "single-w1-s0-r1"
     assert [r.name for r in find_runs([one])] == ["single-w1-s0-r1"]
-    kinds = ["one machine, 2 cores", "allreduce ×2", "ps-sync ×2+1", "ps-async ×2+1"]
+    kinds = ["one process, 2 cores", "allreduce ×2", "ps-sync ×2+1", "ps-async ×2+1"]
     assert [r.kind.label for r in find_runs([tmp_path / "runs"])] == kinds
     assert [r.kind.label for r in find_runs([tmp_path, one / ".." / one.name])] == kinds
 
@@ -65,8 +79,14 @@ def test_finds_a_run_a_folder_of_runs_and_a_comparison_each_run_once(tmp_path):
     "spoil, said",
     [
         (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json"),
-        (lambda f: (f / "manifest.json").write_text('{"mode": "sin'), "its manifest.json cannot be read"),
-        (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe\x00"), "its manifest.json cannot be read"),
+        (
+            lambda f: (f / "manifest.json").write_text('{"mode": "sin'),
+            "its manifest.json cannot be read",
+        ),
+        (
+            lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe\x00"),
+            "its manifest.json cannot be read",
+        ),
         (lambda f: (f / "manifest.json").write_text("[]"), "its manifest.json holds no object"),
         (
             lambda f: (f / "manifest.json").write_text(json.dumps(manifest(mode="\x1b[2J"))),
@@ -74,7 +94,9 @@ def test_finds_a_run_a_folder_of_runs_and_a_comparison_each_run_once(tmp_path):
         ),
     ],
 )
-def test_a_run_that_cannot_be_told_is_refused_by_itself_and_noted_among_others(tmp_path, spoil, said):
+def test_a_run_that_cannot_be_told_is_refused_by_itself_and_noted_among_others(
+    tmp_path, spoil, said
+):
     write(tmp_path, "allreduce", 2)
     folder = write(tmp_path, "single")
     spoil(folder)
@@ -83,6 +105,26 @@ def test_a_run_that_cannot_be_told_is_refused_by_itself_and_noted_among_others(t
     content = collect(find_runs([tmp_path]))
     assert len(content.rows) == 1
     assert re.search(said, content.omitted[0])
+
+
+@pytest.mark.parametrize(
+    ("of_one", "of_workers", "said"),
+    [
+        ({}, {}, "2 workers on one host of 2 cores"),
+        ({"device": "cuda"}, {}, "2 workers on one host of 2 cores, and one process on its GPU"),
+        ({"device": "cuda"}, {"device": "cuda"}, "2 workers on one host of GPUs"),
+        (
+            {"device": "cuda", "share_gpu": True},
+            {"device": "cuda", "share_gpu": True},
+            "2 workers on one host of 1 GPU, which workers share",
+        ),
+    ],
+)
+def test_the_subject_of_an_answer_says_who_computed_on_what(of_one, of_workers, said, tmp_path):
+    hardware = {"cpu": "A CPU", "cores": 2, "hosts": ["one"], "gpus": ["H100"] if of_one else []}
+    write(tmp_path, change=of_one | {"hardware": hardware})
+    write(tmp_path, "allreduce", 2, change=of_workers | {"hardware": hardware})
+    assert f"; {said}\n" in collect(find_runs([tmp_path])).first_screen()
 
 
 def test_paths_without_a_run_are_refused(tmp_path):
@@ -95,7 +137,9 @@ def test_paths_without_a_run_are_refused(tmp_path):
         find_runs([tmp_path / "file"])
 
 
-@pytest.mark.parametrize("broken", ['{"status": "done", "wall', '{"status": "done", "wall_s": "long"}', "null"])
+@pytest.mark.parametrize(
+    "broken", ['{"status": "done", "wall', '{"status": "done", "wall_s": "long"}', "null"]
+)
 def test_a_broken_summary_is_a_run_with_a_problem(tmp_path, broken):
     folder = write(tmp_path)
     (folder / "summary.json").write_text(broken)
@@ -108,7 +152,9 @@ def test_failed_and_killed_runs_are_noted_and_not_in_the_tables(written):
     for name in ("report.md", "report.html"):
         text = (written / name).read_text()
         assert "allreduce-w4-s0-r1: left out, the run ended with status" in text
-        assert "ps-sync-w4-s1-r1: left out, the run has not finished: it has no summary.json" in text
+        assert (
+            "ps-sync-w4-s1-r1: left out, the run has not finished: it has no summary.json" in text
+        )
 
 
 def test_without_a_finished_run_there_is_no_report(tmp_path):
@@ -127,13 +173,19 @@ def test_half_a_line_of_a_killed_rank_is_left_out_and_noted(tmp_path):
     assert notes == [f"{folder.name}: unreadable lines of metrics.rank1.jsonl left out: 1"]
     broken.unlink()
     _, notes = load_run(folder).read_steps()
-    assert notes == [f"{folder.name}: the steps of some workers are missing: there is no metrics.rank1.jsonl"]
+    assert notes == [
+        f"{folder.name}: the steps of some workers are missing: there is no metrics.rank1.jsonl"
+    ]
     done = CliRunner().invoke(report, [str(folder), "--png", str(tmp_path / "png")])
-    assert done.exit_code == 0 and done.output.splitlines()[-1] == f"not in the plots: {notes[0]}", done.output
+    assert (
+        done.exit_code == 0 and done.output.splitlines()[-1] == f"not in the plots: {notes[0]}"
+    ), done.output
 
 
 def test_one_process_alone_is_one_worker_in_the_first_line(tmp_path):
-    """One with a part of its machine is no contender, so that no other tells how many workers there were."""
+    """One with a part of its machine is no contender, so that no other tells how many workers there
+    were.
+    """
     folder = write(tmp_path, change={"threads_per_worker": 1})
     assert "; 1 worker on one host" in CliRunner().invoke(report, [str(folder)]).output
 
@@ -160,10 +212,13 @@ HOSTILE = "<script>alert(1)</script>"
 
 def test_text_from_files_is_escaped_everywhere(tmp_path):
     change = {
-        "dataset": HOSTILE, "model": '"><img src=x onerror=alert(1)>', "starter": "x\nrm -rf ~ `y` ```",
+        "dataset": HOSTILE,
+        "model": '"><img src=x onerror=alert(1)>',
+        "starter": "x\nrm -rf ~ `y` ```",
         "backend": "|a|",
-        "versions": {HOSTILE: HOSTILE}, "hardware": {"cpu": "\n```\n# heading", "hosts": [HOSTILE], "gpus": []},
-    }  # fmt: skip
+        "versions": {HOSTILE: HOSTILE},
+        "hardware": {"cpu": "\n```\n# heading", "hosts": [HOSTILE], "gpus": []},
+    }
     for kind in (("single",), ("allreduce", 2)):
         write(tmp_path, *kind, change=change)
     write_report([tmp_path], tmp_path / "out")
@@ -171,7 +226,8 @@ def test_text_from_files_is_escaped_everywhere(tmp_path):
     assert not {"script", "img"} & set(parsed.elements)
     assert HOSTILE in parsed.text
     markdown = (tmp_path / "out" / "report.md").read_text()
-    outside = re.sub(r"^</?(details|summary)>|</summary>$", "", markdown, flags=re.MULTILINE)  # our own
+    # our own
+    outside = re.sub(r"^</?(details|summary)>|</summary>$", "", markdown, flags=re.MULTILINE)
     assert "<" not in outside and "\nrm" not in markdown
     assert "# heading" in markdown and "\n# heading" not in markdown
 
@@ -203,7 +259,12 @@ def test_unfair_runs_leave_an_earlier_report_as_it_was(tmp_path, undrawn):
 
 
 def test_runs_without_steps_or_with_nan_make_a_report_all_the_same(tmp_path):
-    bare = {"evaluations": [], "step_seconds": {}, "time_to_target_s": None, "bytes_sent_per_step": None}
+    bare = {
+        "evaluations": [],
+        "step_seconds": {},
+        "time_to_target_s": None,
+        "bytes_sent_per_step": None,
+    }
     folder = write(tmp_path, "allreduce", 2, val_loss=math.nan, val_accuracy=None, **bare)
     for path in folder.glob("metrics.*"):
         path.unlink()
@@ -216,7 +277,10 @@ def test_runs_without_steps_or_with_nan_make_a_report_all_the_same(tmp_path):
 
 def test_a_loss_that_became_nan_or_infinite_is_drawn_as_far_as_it_goes(tmp_path):
     folder = write(tmp_path, val_loss=math.nan)
-    lines = [step | {"loss": [math.nan, math.inf][n % 2]} for n, step in enumerate(steps(manifest(), 30, 100.0))]
+    lines = [
+        step | {"loss": [math.nan, math.inf][n % 2]}
+        for n, step in enumerate(steps(manifest(), 30, 100.0))
+    ]
     (folder / "metrics.rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     drawn, _ = drawn_of(folder)
     assert "learning" in {plot.name for plot in drawn}
@@ -224,7 +288,9 @@ def test_a_loss_that_became_nan_or_infinite_is_drawn_as_far_as_it_goes(tmp_path)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -235,7 +301,12 @@ SOME_SUMMARY = summary(SOME_MANIFEST, histogram={"0": 1})
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from(sorted(SOME_MANIFEST) + sorted(SOME_SUMMARY)), json_values, min_size=1, max_size=3)
+    st.dictionaries(
+        st.sampled_from(sorted(SOME_MANIFEST) + sorted(SOME_SUMMARY)),
+        json_values,
+        min_size=1,
+        max_size=3,
+    )
 )
 @example({"target_accuracy": None})
 @example({"parameters": None})
@@ -244,7 +315,10 @@ def test_whatever_stands_in_a_run_folder_there_is_a_report_or_one_line(tmp_path_
     for mode in ("ps-async", "ps-sync"):
         folder = root / mode
         folder.mkdir()
-        for name, values in (("manifest", SOME_MANIFEST | {"mode": mode}), ("summary", SOME_SUMMARY)):
+        for name, values in (
+            ("manifest", SOME_MANIFEST | {"mode": mode}),
+            ("summary", SOME_SUMMARY),
+        ):
             values = values | {k: v for k, v in changed.items() if k in values}
             (folder / f"{name}.json").write_text(json.dumps(values))
     try:
@@ -279,9 +353,19 @@ def test_pictures_are_written_on_request(tmp_path):
 
 def test_the_page_begins_with_the_answer_and_folds_away_what_it_rests_on(written):
     text = (written / "report.md").read_text()
-    order = ["# NOT YET KNOWN\n", "**because** allreduce", "**but** ", "**next** `hvdtrain compare ", "busiest |",
-             "### Samples/s beside the ring", "### Where a step's", "## What it costs",
-             "<summary>What was equal", "## To paste\n\n````markdown\n# NOT YET KNOWN\n"]  # fmt: skip
+    order = [
+        "# NOT YET KNOWN\n",
+        "**because** ",
+        " ahead, ",
+        "**but** ",
+        "**next** `hvdtrain compare ",
+        "busiest |",
+        "### Samples/s beside the ring",
+        "### Where a step's",
+        "## What it costs",
+        "<summary>What was equal",
+        "## To paste\n\n````markdown\n# NOT YET KNOWN\n",
+    ]
     places = [text.index(part) for part in order]
     assert places == sorted(places) and places[0] == 0
 
@@ -291,12 +375,21 @@ def test_the_terminal_ends_with_the_answer_that_verdict_json_has(written, tmp_pa
     verdict = json.loads((tmp_path / "v.json").read_text())
     flips = verdict.pop("flips")  # which commands add
     assert verdict == json.loads((written / "verdict.json").read_text())
-    assert (verdict["answer"], verdict["speed"]["n"], verdict["margin"]) == ("NOT YET KNOWN", 3, 0.05)
+    assert (verdict["answer"], verdict["speed"]["n"], verdict["margin"]) == (
+        "NOT YET KNOWN",
+        3,
+        0.05,
+    )
     assert len(out) <= 25 and out[-1].strip().startswith("takes about")
-    told = [("because", verdict["because"]), *(("but", but) for but in verdict["but"]), ("flips", flips["says"])]
+    told = [
+        ("because", verdict["because"]),
+        *(("but", but) for but in verdict["but"]),
+        ("flips", flips["says"]),
+    ]
     told.append(("next", verdict["next"]))
     assert out[-1 - len(told) : -1] == [f"{label:8}  {text}" for label, text in told]
-    assert any(line.startswith("NOT YET KNOWN  vggf, 0.250M weights, digits; 2 workers") for line in out[-7:])
+    subject = "vggf, 0.250M weights, digits; batch 64, lr 0.001; 2 workers"
+    assert any(line.startswith(f"NOT YET KNOWN  {subject}") for line in out[-7:])
     invoke(written, "--json", tmp_path / "v.json", "--margin", 0.5)
     assert json.loads((tmp_path / "v.json").read_text())["margin"] == 0.5
     with pytest.raises(UsageError, match="there is no folder .*no to write v.json in"):
@@ -324,22 +417,57 @@ def test_report_refuses_a_folder_that_holds_something_else(tmp_path, undrawn):
 def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
     root = write_comparison(tmp_path, repeats=[1])
     code = (
-        "import sys; from hvdtrain.comparing.reporting import report\n"
+        "import sys; from hvdtrain.comparing.report_command import report\n"
         f"report.main([{str(root)!r}], standalone_mode=False)\n"
         "print({'torch', 'matplotlib', 'scipy.stats'} & set(sys.modules))\n"
-        "import hvdtrain.explaining.pictures  # for pages: scipy.stats would be a tenth of their time\n"
+        "import hvdtrain.reporting.explaining.pictures  # for pages: scipy.stats would be a tenth of their time\n"
         "print({'torch', 'scipy.stats'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, ["set()", "set()"]), done.stderr
 
 
 def test_a_resumed_run_is_told_and_one_that_changed_on_the_way_is_left_out(tmp_path):
     part = {"after_step": 0, "mode": "single", "workers": 1, "servers": 0}
     write(tmp_path, change={"parts": [part, part | {"after_step": 10}]})
-    write(tmp_path, "allreduce", 2, change={"parts": [part, part | {"mode": "allreduce", "workers": 2}]})
+    write(
+        tmp_path,
+        "allreduce",
+        2,
+        change={"parts": [part, part | {"mode": "allreduce", "workers": 2}]},
+    )
     runs = find_runs([tmp_path])
     assert [run.problem for run in runs if not run.is_finished] == [
         "it was resumed in another way: mode single, then allreduce; workers 1, then 2"
     ]
-    assert any("stopped and resumed" in line for line in reach_answer([run for run in runs if run.is_finished]).but)
+    assert any(
+        "stopped and resumed" in line
+        for line in reach_answer([run for run in runs if run.is_finished]).but
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "lost", "problem"),
+    [
+        ({1: "left"}, [], "ranks [1], which left on the way"),
+        ({1: "left"}, [1], "ranks [1], which left on the way"),  # it was lost before, and came back
+        (
+            {0: "left", 1: "its connection ended"},
+            [1],
+            "ranks [1], which died on the way, and ranks [0], which left",
+        ),
+        ({}, [1], ""),
+    ],
+)
+def test_a_run_that_ended_without_a_worker_says_what_became_of_it(tmp_path, ended, lost, problem):
+    lives = [
+        {"rank": rank, "incarnation": 2, "joined": 1.0, "why": ended.get(rank, "")}
+        for rank in range(2)
+    ]
+    lives.insert(
+        0, {"rank": 1, "incarnation": 1, "joined": 0.0, "left": 1.0, "why": "its connection ended"}
+    )
+    found = load_run(write(tmp_path, "ps-async", 2, 0, membership=lives, lost_workers=lost)).problem
+    assert found.startswith(f"it finished without {problem}") if problem else found == ""

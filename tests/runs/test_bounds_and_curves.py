@@ -5,8 +5,8 @@ from helpers.report_runs import BATCH, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.report.columns import COLUMNS
-from hvdtrain.report.plots import MAX_POINTS, loss_curve
+from hvdtrain.reporting.columns import COLUMNS
+from hvdtrain.reporting.plots import MAX_POINTS, loss_curve
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.schema import Step
 
@@ -29,7 +29,11 @@ def over(hosts, gbit_s, **more):
         (("ps-async", 4, 1), {"s": [0], "a": [1, 2], "b": [3, 4]}, 40),
         (("ps-async", 3, 1), {"s": [0], "a": [1, 2], "b": [3]}, 30),
         (("ps-sync", 3, 2), {"s": [0], "t": [1], "a": [2, 3], "b": [4]}, 20),
-        (("ps-async", 3, 2), {"s": [0], "t": [1], "a": [2, 3], "b": [4]}, 15),  # half of the shares for the one on b
+        (
+            ("ps-async", 3, 2),
+            {"s": [0], "t": [1], "a": [2, 3], "b": [4]},
+            15,
+        ),  # half of the shares for the one on b
     ],
 )
 def test_a_network_bounds_samples_per_second_by_what_crosses_a_hosts_link(kind, hosts, crossing):
@@ -39,7 +43,10 @@ def test_a_network_bounds_samples_per_second_by_what_crosses_a_hosts_link(kind, 
 
 def test_without_a_measured_link_or_a_crossing_there_is_no_bound():
     two = {"a": [0], "b": [1]}
-    assert network_bound(run("allreduce", 2)) is None and COLUMNS["network_bound"].of(run("single")) is None
+    assert (
+        network_bound(run("allreduce", 2)) is None
+        and COLUMNS["network_bound"].of(run("single")) is None
+    )
     assert network_bound(run("allreduce", 2, change=over({"a": [0, 1], "b": []}, 0.8))) is None
     assert network_bound(run("allreduce", 2, change=over(two, 0.0))) is None
     assert network_bound(run("allreduce", 2, change=over(two, 0.8, compression="topk"))) is None
@@ -62,5 +69,7 @@ def test_a_loss_curve_keeps_the_mean_over_samples(rows, workers):
     counted = [(samples, loss) for _, samples, loss in rows if samples]
     assert bool(losses) == bool(counted)
     if len(rows) <= workers and counted:  # one window
-        mean = sum(samples * loss for samples, loss in counted) / sum(samples for samples, _ in counted)
+        mean = sum(samples * loss for samples, loss in counted) / sum(
+            samples for samples, _ in counted
+        )
         assert losses == [pytest.approx(mean)]

@@ -2,11 +2,11 @@
 
 import json
 
-from hvdtrain.numerics.clock import PARTS
+from hvdtrain.base.numerics.clock import PARTS
+from hvdtrain.job.recording.metrics import STEP_PARTS, Recorder, StepLines, Tally, cut_after
+from hvdtrain.job.wire.messages import PushStatus
 from hvdtrain.runs.live import WARM_UP
-from hvdtrain.runs.metrics import STEP_PARTS, Recorder, StepLines, Tally, cut_after
 from hvdtrain.runs.schema import each_share, read_steps
-from hvdtrain.wire.messages import PushStatus
 
 
 def record(recorder, step, push=None, seconds=0.1):
@@ -24,7 +24,8 @@ def test_staleness_is_that_of_each_bucket_and_a_step_waits_for_all_of_its_answer
     recorder.flush()
     assert recorder.tally.staleness[:3] == [3, 0, 1]
     assert (recorder.tally.stale_sum, recorder.tally.stale_max) == (2, 2)
-    assert '"staleness": 2' in (tmp_path / "metrics.rank0.jsonl").read_text()  # of a step, the largest
+    # of a step, the largest
+    assert '"staleness": 2' in (tmp_path / "metrics.rank0.jsonl").read_text()
     recorder.close()
 
 
@@ -33,7 +34,11 @@ def test_the_first_steps_of_each_start_are_kept_apart(tmp_path):
     for step in range(1, WARM_UP + 4):
         record(recorder, step, seconds=9.0 if step <= WARM_UP else 0.1)
     tally = recorder.tally
-    assert (sum(tally.durations), tally.first_steps, round(tally.first_s)) == (3, WARM_UP, 9 * WARM_UP)
+    assert (sum(tally.durations), tally.first_steps, round(tally.first_s)) == (
+        3,
+        WARM_UP,
+        9 * WARM_UP,
+    )
     recorder.close()
     again = Recorder(tmp_path, 0, is_chief=False, after=WARM_UP + 3, tally=tally)
     record(again, WARM_UP + 4)
@@ -46,9 +51,16 @@ PARTS_S = {f"{part}_s": 0.0 for part in STEP_PARTS}
 
 def share(step, time, loss=1.0, samples=4):
     return {
-        "step": step, "epoch": 1, "samples": samples, "loss": loss, "accuracy": 0.5, **PARTS_S, "forward_s": 0.25,
-        "staleness": step, "time": time,
-    }  # fmt: skip
+        "step": step,
+        "epoch": 1,
+        "samples": samples,
+        "loss": loss,
+        "accuracy": 0.5,
+        **PARTS_S,
+        "forward_s": 0.25,
+        "staleness": step,
+        "time": time,
+    }
 
 
 def read(path):
@@ -64,8 +76,13 @@ def test_a_line_is_a_step_whatever_shares_of_it_a_worker_had(tmp_path):
     lines.close()
     rows = read(tmp_path / "lines")
     assert [(row["step"], row["shares"], row["samples"]) for row in rows] == [
-        (1, 0, 0), (2, 2, 6), (3, 2, 8), (4, 0, 0), (5, 0, 0), (6, 1, 4),
-    ]  # fmt: skip
+        (1, 0, 0),
+        (2, 2, 6),
+        (3, 2, 8),
+        (4, 0, 0),
+        (5, 0, 0),
+        (6, 1, 4),
+    ]
     assert [row["loss"] for row in rows] == [None, 2.0, 1.0, None, None, 1.0]
     assert [row["time"] for row in rows] == [0.0, 2.0, 4.0, 4.0, 4.0, 5.0]
     assert (rows[1]["forward_s"], rows[1]["staleness"], rows[2]["staleness"]) == (0.5, 2, 2)
@@ -85,12 +102,28 @@ def test_who_joins_has_lines_from_its_first_step_on(tmp_path):
 
 
 def test_the_tallies_of_workers_add_up():
-    own = Tally(3, 5, 1.5, 2.0, 12, list(map(float, range(len(PARTS)))), first_steps=3, first_s=0.25, stale_sum=4)
+    own = Tally(
+        3,
+        5,
+        1.5,
+        2.0,
+        12,
+        list(map(float, range(len(PARTS)))),
+        first_steps=3,
+        first_s=0.25,
+        stale_sum=4,
+    )
     own.durations[7] = 2
     own.staleness[1] = 4
     own.stale_max = 6
     both = Tally.of([own, own])
-    assert (both.steps, both.digest, both.samples, both.first_steps, both.first_s) == (6, 10, 24, 6, 0.5)
+    assert (both.steps, both.digest, both.samples, both.first_steps, both.first_s) == (
+        6,
+        10,
+        24,
+        6,
+        0.5,
+    )
     assert both.seconds == [2.0 * part for part in range(len(PARTS))]
     assert (both.durations[7], both.staleness[1], both.stale_sum, both.stale_max) == (4, 8, 8, 6)
 

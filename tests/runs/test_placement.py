@@ -1,4 +1,6 @@
-"""Runs over several hosts: who is compared with whom depends on the network and on where the ranks were."""
+"""Runs over several hosts: who is compared with whom depends on the network and on where the ranks
+were.
+"""
 
 import pytest
 from helpers.report_runs import run, write
@@ -42,20 +44,33 @@ def test_as_many_processes_on_as_many_hosts_are_alike():
 
 
 def test_placement_says_which_ranks_share_a_host():
-    assert placement(run("ps-sync", 2, 1, change=over({"a": [1], "b": [0, 2]}))) == "1 server + 1 worker | 1 worker"
+    assert (
+        placement(run("ps-sync", 2, 1, change=over({"a": [1], "b": [0, 2]})))
+        == "1 server + 1 worker | 1 worker"
+    )
     assert placement(run("ps-sync", 2, 1)) == "1 server + 2 workers"
     assert placement(run("single", change={"hosts": {}})) is None
 
 
 def test_a_run_whose_parts_were_computed_elsewhere_is_left_out(tmp_path):
-    part = {"mode": "allreduce", "workers": 2, "servers": 0, "backend": "horovod-gloo", "interface": "eth0"}
+    part = {
+        "mode": "allreduce",
+        "workers": 2,
+        "servers": 0,
+        "backend": "horovod-gloo",
+        "interface": "eth0",
+    }
     part |= {"hosts": {"a": [0], "b": [1]}}
     same, moved = (
         part | {"after_step": 15},
         part | {"backend": "horovod-mpi", "interface": "lo", "hosts": {"a": [0, 1]}},
     )
-    assert load_run(write(tmp_path / "1", "allreduce", 2, change={"parts": [part, same]})).is_finished
-    problem = load_run(write(tmp_path / "2", "allreduce", 2, change={"parts": [part, moved]})).problem
+    assert load_run(
+        write(tmp_path / "1", "allreduce", 2, change={"parts": [part, same]})
+    ).is_finished
+    problem = load_run(
+        write(tmp_path / "2", "allreduce", 2, change={"parts": [part, moved]})
+    ).problem
     assert problem == (
         "it was resumed in another way: backend horovod-gloo, then horovod-mpi; interface eth0, then lo; "
         "hosts a (0), b (1), then a (0 1)"

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from hvdtrain.system import appending
-from hvdtrain.system.appending import AppendedFile, whole_lines
+from hvdtrain.base.system import appending
+from hvdtrain.base.system.appending import AppendedFile, whole_lines
 
 
 class Disk(io.FileIO):
@@ -36,7 +36,12 @@ def file(tmp_path):
 
 def test_lines_wait_for_room_and_come_whole_and_in_order(file):
     appended, path = file
-    for room, written in ((4, "one\n"), (2, "one\ntw"), (0, "one\ntw"), (100, "one\ntwo\nthree\nfour\n")):
+    for room, written in (
+        (4, "one\n"),
+        (2, "one\ntw"),
+        (0, "one\ntw"),
+        (100, "one\ntwo\nthree\nfour\n"),
+    ):
         Disk.room = room
         appended.write({4: "one\n", 2: "two\n", 0: "three\n", 100: "four\n"}[room])
         assert path.read_text() == written
@@ -68,7 +73,7 @@ def test_half_a_line_of_a_process_that_was_killed_is_cut_off(tmp_path):
 PRINTS = """
 import sys
 from pathlib import Path
-from hvdtrain.system.terminal import open_logs
+from hvdtrain.base.system.terminal import open_logs
 terminal = open_logs(Path(sys.argv[1]), 0)
 print("first", file=terminal.out)
 sys.stdin.readline()
@@ -79,7 +84,9 @@ Path(sys.argv[1], "went-on").touch()
 
 def test_a_rank_goes_on_whose_terminal_is_gone(tmp_path):
     master, slave = os.openpty()
-    with subprocess.Popen([sys.executable, "-c", PRINTS, tmp_path], stdin=subprocess.PIPE, stdout=slave) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PRINTS, tmp_path], stdin=subprocess.PIPE, stdout=slave
+    ) as process:
         os.close(slave)
         assert os.read(master, 100) == b"first\r\n"
         os.close(master)
@@ -89,5 +96,11 @@ def test_a_rank_goes_on_whose_terminal_is_gone(tmp_path):
 
 def test_a_rank_goes_on_whose_output_has_no_room(tmp_path):
     with open("/dev/full", "wb") as full:
-        subprocess.run([sys.executable, "-c", PRINTS, tmp_path], input=b"\n", stdout=full, timeout=30, check=True)
+        subprocess.run(
+            [sys.executable, "-c", PRINTS, tmp_path],
+            input=b"\n",
+            stdout=full,
+            timeout=30,
+            check=True,
+        )
     assert (tmp_path / "went-on").exists()

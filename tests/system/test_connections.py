@@ -2,7 +2,7 @@
 
 import socket
 
-from hvdtrain.system.connections import OwnConnections
+from hvdtrain.base.system.connections import OwnConnections
 
 
 def connected(listener):

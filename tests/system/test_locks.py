@@ -1,4 +1,6 @@
-"""Locks hold where a file system refuses flock as well, and those of processes that have ended do not."""
+"""Locks hold where a file system refuses flock as well, and those of processes that have ended do
+not.
+"""
 
 import errno
 import fcntl
@@ -9,11 +11,11 @@ import sys
 import pytest
 from helpers.jobs import JOB, hvdtrain
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.system import locks
 from hvdtrain.data.storage import locked
-from hvdtrain.errors import UsageError
 from hvdtrain.runs import folder as folders
-from hvdtrain.system import locks
 
 REFUSING = """
 import errno, fcntl, os
@@ -24,7 +26,7 @@ fcntl.flock = refuse
 HOLDING = """
 import sys, time
 from pathlib import Path
-from hvdtrain.system import locks
+from hvdtrain.base.system import locks
 {refusing}
 locks.lock(Path(sys.argv[1]))
 print("held", flush=True)
@@ -63,7 +65,9 @@ def test_what_one_makes_the_others_wait_for_without_flock(refused, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("refusing", ["", REFUSING.format(name="ENOSYS")], ids=["flock", "no flock"])
+@pytest.mark.parametrize(
+    "refusing", ["", REFUSING.format(name="ENOSYS")], ids=["flock", "no flock"]
+)
 def test_the_lock_of_a_process_that_was_killed_is_free(refusing, monkeypatch, tmp_path):
     if refusing:
         exec(refusing.replace("fcntl.flock = refuse", ""), scope := {})
@@ -91,7 +95,9 @@ def test_what_says_that_a_holder_on_another_host_has_it_is_named(refused, tmp_pa
 
 def test_a_job_trains_where_flock_is_refused(tmp_path):
     out = tmp_path / "run"
-    done = hvdtrain("train", "--mode", "ddp", *JOB, "--out", out, ranks=2, first=REFUSING.format(name="ENOSYS"))
+    done = hvdtrain(
+        "train", "--mode", "ddp", *JOB, "--out", out, ranks=2, first=REFUSING.format(name="ENOSYS")
+    )
     assert done.returncode == 0, done.stdout
     assert (out / "summary.json").is_file()
     assert list(out.glob(".*hvdtrain-held")) == []

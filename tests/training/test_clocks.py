@@ -6,10 +6,10 @@ import time
 import torch
 from helpers.workers import on_each
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.coordination.job import Job
-from hvdtrain.modes._local_update import LocalUpdate
-from hvdtrain.training import clocks
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.job.coordination.job import Job
+from hvdtrain.job.rings.local_update import LocalUpdate
+from hvdtrain.job.training import clocks
 
 AHEAD = [100.0, 107.5, 80.0, 100.0]  # of some clock, in seconds: those of four workers
 MACHINES = [1, 2, 3, 1]

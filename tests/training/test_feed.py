@@ -1,14 +1,16 @@
-"""Batches that are copied ahead, here to the CPU: the same ones, in order, and nothing is left behind."""
+"""Batches that are copied ahead, here to the CPU: the same ones, in order, and nothing is left
+behind.
+"""
 
 import threading
 
 import pytest
 import torch
 
-from hvdtrain.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import Failure
 from hvdtrain.data.sampling import Share
-from hvdtrain.errors import Failure
-from hvdtrain.training.feed import AHEAD, Ahead, Normalise
+from hvdtrain.job.training.feed import AHEAD, Ahead, Normalise
 
 
 def numbered(count, fails_at=None):
@@ -28,7 +30,10 @@ def threads():
 @pytest.mark.parametrize("count", [0, 1, AHEAD, 7])
 def test_batches_come_in_order_and_all_of_them(count):
     ahead = Ahead(numbered(count), torch.device("cpu"))
-    found = [(share.step, int(images.unique()), labels.tolist()) for share, (images, labels) in ahead.batches()]
+    found = [
+        (share.step, int(images.unique()), labels.tolist())
+        for share, (images, labels) in ahead.batches()
+    ]
     assert found == [(number, number, [number]) for number in range(count)]
     ahead.close()
     assert not threads()
@@ -44,6 +49,9 @@ def test_who_stops_early_leaves_no_thread():
 def test_normal_images_have_the_mean_and_deviation_of_imagenet():
     grey = torch.full((2, 3, 4, 4), 128, dtype=torch.uint8)
     found = Normalise(RunConfig(), torch.device("cpu"))(grey)
-    expected = [(128 / 255 - mean) / deviation for mean, deviation in [(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)]]
+    expected = [
+        (128 / 255 - mean) / deviation
+        for mean, deviation in [(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)]
+    ]
     torch.testing.assert_close(found[1, :, 2, 3], torch.tensor(expected))
     assert found.dtype is torch.float32 and int(grey[0, 0, 0, 0]) == 128

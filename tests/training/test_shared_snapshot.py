@@ -1,4 +1,6 @@
-"""A snapshot on all workers of a job: read whole once on each host, and by nobody where a host reads something else."""
+"""A snapshot on all workers of a job: read whole once on each host, and by nobody where a host
+reads something else.
+"""
 
 import threading
 
@@ -6,16 +8,18 @@ import pytest
 import torch
 from helpers.workers import on_each
 
-from hvdtrain.errors import Failure
-from hvdtrain.runs import snapshot
-from hvdtrain.training import resume
+from hvdtrain.base.errors import Failure
+from hvdtrain.job.recording import snapshot
+from hvdtrain.job.training import resume
 
 HOSTS = ["a", "a", "b", "b"]  # of four workers
 
 
 @pytest.fixture
 def share(tmp_path, monkeypatch):
-    """Have every worker, a thread, share what the first one finds: what each has then, or what it raises."""
+    """Have every worker, a thread, share what the first one finds: what each has then, or what it
+    raises.
+    """
     here = threading.local()
     monkeypatch.setattr(resume.socket, "gethostname", lambda: HOSTS[here.worker])
 
@@ -37,7 +41,9 @@ def share(tmp_path, monkeypatch):
 def write(run):
     (run / "snapshots").mkdir()
     for step in (3, 7):
-        snapshot.save(run, step, {"w": torch.full((4,), float(step))}, [(0, {"m": torch.ones(4)})], 4, {}, 2)
+        snapshot.save(
+            run, step, {"w": torch.full((4,), float(step))}, [(0, {"m": torch.ones(4)})], 4, {}, 2
+        )
 
 
 def test_one_worker_of_each_host_reads_it_whole(share, tmp_path, monkeypatch):
@@ -50,8 +56,14 @@ def test_one_worker_of_each_host_reads_it_whole(share, tmp_path, monkeypatch):
 
     monkeypatch.setattr(snapshot, "_checksum", counted)
     for found in share():
-        assert (found.step, found.weights["w"].tolist(), found.optimizer["m"].tolist()) == (7, [7.0] * 4, [1.0] * 4)
-    assert sorted(read) == [(worker, name) for worker in (0, 2) for name in (snapshot.OPTIMIZER, snapshot.WEIGHTS)]
+        assert (found.step, found.weights["w"].tolist(), found.optimizer["m"].tolist()) == (
+            7,
+            [7.0] * 4,
+            [1.0] * 4,
+        )
+    assert sorted(read) == [
+        (worker, name) for worker in (0, 2) for name in (snapshot.OPTIMIZER, snapshot.WEIGHTS)
+    ]
 
 
 def test_where_there_is_none_nobody_has_one(share):
@@ -61,7 +73,12 @@ def test_where_there_is_none_nobody_has_one(share):
 def test_a_host_that_reads_something_else_ends_all(share, tmp_path, monkeypatch):
     checksum = snapshot._checksum
     write(tmp_path)
-    monkeypatch.setattr(snapshot, "_checksum", lambda path: "other" if share.here.worker == 2 else checksum(path))
+    monkeypatch.setattr(
+        snapshot, "_checksum", lambda path: "other" if share.here.worker == 2 else checksum(path)
+    )
     lines = {str(error) for error in share()}  # of all workers: any of them may be told
     assert len(lines) == 1 and min(lines).startswith("b: ")
-    assert "step-00000007 is not here what the first worker reads: weights.safetensors is not what" in lines.pop()
+    assert (
+        "step-00000007 is not here what the first worker reads: weights.safetensors is not what"
+        in lines.pop()
+    )

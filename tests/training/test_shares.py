@@ -5,8 +5,8 @@ import itertools
 import torch
 
 from hvdtrain.data.sampling import BatchSampler
-from hvdtrain.training.barrier import GO_ON
-from hvdtrain.training.shares import MeasuredShares, Shares
+from hvdtrain.job.training.barrier import GO_ON
+from hvdtrain.job.training.shares import MeasuredShares, Shares
 
 
 class Barrier:
@@ -33,7 +33,8 @@ def test_a_fast_worker_has_more_of_each_batch_from_the_agreed_step_on():
             computed[worker] = shares[worker].computed
         for of, barrier in zip(shares, barriers, strict=True):
             of.after_step(barrier, step, 0.0)
-    assert lengths == [[10, 10]] * 5 + [[16, 4]] * 5  # the barrier after step 2 counts from step 6 on
+    # the barrier after step 2 counts from step 6 on
+    assert lengths == [[10, 10]] * 5 + [[16, 4]] * 5
 
 
 def test_workers_that_are_left_share_the_same_global_batches_from_the_next_step_on():

@@ -5,8 +5,9 @@ import json
 import pytest
 from helpers.jobs import adds_up, run, steps
 
-from hvdtrain.config.run_config import RunConfig
-from hvdtrain.errors import UsageError
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.job.training.sprint import LEAST_STEPS
 from hvdtrain.runs.live import WARM_UP, WARM_UP_S
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.request import check
@@ -22,13 +23,27 @@ pytestmark = pytest.mark.timeout(120)
 )
 def test_a_sprint_measures_what_comes_after_its_warm_up(mode, servers, more, tmp_path):
     ranks = servers + 2
-    done = run("forked", ranks, "--mode", mode, "--servers", str(servers), *more, *SPRINT, str(tmp_path / "run"))
+    done = run(
+        "forked",
+        ranks,
+        "--mode",
+        mode,
+        "--servers",
+        str(servers),
+        *more,
+        *SPRINT,
+        str(tmp_path / "run"),
+    )
     assert done.returncode == 0, done.stdout
     finished = load_run(tmp_path / "run")
     assert finished.is_finished and finished.manifest.sprint == finished.summary.sprint == 0.5
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     rows = [step for rank in range(servers, ranks) for step in steps(tmp_path / "run", rank)]
-    last, counted, whole_s = max(row["step"] for row in rows), summary["steps"], max(row["time"] for row in rows)
+    last, counted, whole_s = (
+        max(row["step"] for row in rows),
+        summary["steps"],
+        max(row["time"] for row in rows),
+    )
     # Workers in lockstep decide a step ahead: see StepBarrier.after.
     assert 0.5 - whole_s / last <= summary["wall_s"] < 1.5 and whole_s > WARM_UP_S + 0.4
     assert last - counted >= WARM_UP
@@ -40,7 +55,30 @@ def test_a_sprint_measures_what_comes_after_its_warm_up(mode, servers, more, tmp
     assert summary["val_accuracy"] is summary["val_loss"] is summary["time_to_target_s"] is None
     assert summary["evaluations"] == []
     left = {path.name for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert not {name for name in left if name.endswith(".safetensors") or "events" in name or name == "answers.bin"}
+    assert not {
+        name
+        for name in left
+        if name.endswith(".safetensors") or "events" in name or name == "answers.bin"
+    }
+
+
+def test_a_sprint_measures_some_steps_of_full_batches_however_long_they_take(few_digits, tmp_path):
+    """Of 92 images a third batch of 40 would have twelve."""
+    options = [
+        "--dataset",
+        str(few_digits),
+        "--batch-size",
+        "40",
+        "--sprint",
+        "0.001s",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    done = run("forked", 1, *SPRINT[:4], *options)
+    assert done.returncode == 0, done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == LEAST_STEPS
+    assert {row["samples"] for row in steps(tmp_path / "run", 0)} == {40}
 
 
 def test_a_sprint_has_one_length():

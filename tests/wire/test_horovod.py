@@ -9,17 +9,21 @@ from helpers.jobs import JOB, hvdtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.errors import Failure
-from hvdtrain.wire.horovod import join, placement, wait_for_any
-from hvdtrain.world.place import World
+from hvdtrain.base.errors import Failure
+from hvdtrain.base.world.place import World
+from hvdtrain.job.wire.horovod import join, placement, wait_for_any
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
 def test_whatever_ranks_hosts_have_every_group_has_each_of_its_places_once(hosts):
-    """Horovod's ranks meet in a group for each host, and one for each local rank: each needs all its places taken."""
+    """Horovod's ranks meet in a group for each host, and one for each local rank: each needs all
+    its places taken.
+    """
     places = [placement(hosts, rank) for rank in range(len(hosts))]
     for host in hosts:
-        local = [(rank, size) for h, (rank, size, _, _) in zip(hosts, places, strict=True) if h == host]
+        local = [
+            (rank, size) for h, (rank, size, _, _) in zip(hosts, places, strict=True) if h == host
+        ]
         assert sorted(local) == [(i, len(local)) for i in range(len(local))]
     for local_rank in {place[0] for place in places}:
         across = [place[2:] for place in places if place[0] == local_rank]
@@ -48,7 +52,11 @@ def test_ranks_that_slurm_dealt_out_over_hosts_train_together(tmp_path):
     done = hvdtrain("train", *JOB, *options, ranks=3, first=ON_TWO_HOSTS)
     assert done.returncode == 0, done.stdout
     manifest = json.loads((out / "manifest.json").read_text())
-    assert (manifest["starter"], manifest["workers"], manifest["backend"]) == ("srun", 3, "horovod-gloo")
+    assert (manifest["starter"], manifest["workers"], manifest["backend"]) == (
+        "srun",
+        3,
+        "horovod-gloo",
+    )
     assert manifest["hardware"]["hosts"] == ["node0", "node1"]
     assert manifest["interface"] == "lo"
 
@@ -65,7 +73,9 @@ def test_a_worker_that_waits_for_the_ring_takes_no_processor_time(monkeypatch):
 
 
 def test_what_is_done_first_is_taken_first(monkeypatch):
-    """Other ranks may have begun with another bucket: who waits for the first of its buckets could wait for ever."""
+    """Other ranks may have begun with another bucket: who waits for the first of its buckets could
+    wait for ever.
+    """
     import horovod.torch as hvd
 
     monkeypatch.setattr(hvd, "poll", lambda handle: handle == 7)
@@ -75,16 +85,34 @@ def test_what_is_done_first_is_taken_first(monkeypatch):
 
 @pytest.mark.timeout(120)
 def test_ranks_of_mpirun_take_gloo_where_they_are_asked_to(tmp_path):
-    words = ["launch", "-n", "2", "--out", str(tmp_path / "run"), "--", *JOB, "--ring-transport", "gloo"]
+    words = [
+        "launch",
+        "-n",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+        "--",
+        *JOB,
+        "--ring-transport",
+        "gloo",
+    ]
     done = hvdtrain(*words, first=forks_first())
     assert done.returncode == 0, done.stdout
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (manifest["starter"], manifest["workers"], manifest["backend"]) == ("mpirun", 2, "horovod-gloo")
+    assert (manifest["starter"], manifest["workers"], manifest["backend"]) == (
+        "mpirun",
+        2,
+        "horovod-gloo",
+    )
 
 
 def test_a_transport_that_ranks_cannot_have_is_refused(monkeypatch):
     monkeypatch.setenv("PMIX_SERVER_TMPDIR", "/nowhere")
-    with pytest.raises(Failure, match="--ring-transport mpi is for ranks that mpirun starts, not torchrun"):
+    with pytest.raises(
+        Failure, match="--ring-transport mpi is for ranks that mpirun starts, not torchrun"
+    ):
         join(World("torchrun", size=2), transport="mpi")
-    with pytest.raises(Failure, match="--ring-transport gloo under mpirun is for ranks on one host"):
+    with pytest.raises(
+        Failure, match="--ring-transport gloo under mpirun is for ranks on one host"
+    ):
         join(World("mpirun", size=2), transport="gloo")

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from hvdtrain.errors import Failure
-from hvdtrain.wire import rendezvous
-from hvdtrain.world.network import own_addresses
+from hvdtrain.base.errors import Failure
+from hvdtrain.base.world.network import own_addresses
+from hvdtrain.job.wire import rendezvous
 
 OWN = next((address for address in own_addresses() if not address.startswith("127.")), None)
 

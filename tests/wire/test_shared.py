@@ -1,4 +1,6 @@
-"""Tensors by way of memory that two ends share: here of one process, which opens its own memory as a peer's."""
+"""Tensors by way of memory that two ends share: here of one process, which opens its own memory as
+a peer's.
+"""
 
 import multiprocessing
 import os
@@ -7,9 +9,9 @@ import threading
 import pytest
 import torch
 
-from hvdtrain.wire import shared
-from hvdtrain.wire.shared import COLUMNS, RECEIVERS, Parcel, SharedMemory
-from hvdtrain.world.place import World
+from hvdtrain.base.world.place import World
+from hvdtrain.job.wire import shared
+from hvdtrain.job.wire.shared import COLUMNS, RECEIVERS, Parcel, SharedMemory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,7 +22,9 @@ def met(*numbers, size=2, local_size=None):
 
     def join(rank):
         found[rank] = SharedMemory()
-        world = World(rank=rank, size=size, local_rank=rank, local_size=local_size or size, servers=1)
+        world = World(
+            rank=rank, size=size, local_rank=rank, local_size=local_size or size, servers=1
+        )
         found[rank].join(world, store, 20.0)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in numbers]
@@ -32,7 +36,11 @@ def met(*numbers, size=2, local_size=None):
 
 
 def taken(memory):
-    return [slot for slot in range(len(memory._slots)) if any(memory._flags[slot * COLUMNS : (slot + 1) * COLUMNS])]
+    return [
+        slot
+        for slot in range(len(memory._slots))
+        if any(memory._flags[slot * COLUMNS : (slot + 1) * COLUMNS])
+    ]
 
 
 def test_what_may_be_sent_again_stays_until_it_is_answered_whoever_has_let_go_of_it():
@@ -48,7 +56,8 @@ def test_what_may_be_sent_again_stays_until_it_is_answered_whoever_has_let_go_of
     assert receiver.get(parcel).equal(sent) and of_the_killed.equal(sent + 1)
     sender.release(parcel)
     third = sender.put(sent + 2, 1)
-    assert third.flag // COLUMNS == 0 and third.flag != parcel.flag  # a flag of the receiver's that came in its place
+    # a flag of the receiver's that came in its place
+    assert third.flag // COLUMNS == 0 and third.flag != parcel.flag
     sender.release(other)
     assert sender.put(sent + 3, 1).flag // COLUMNS == 1
 
@@ -63,7 +72,8 @@ def test_a_tensor_arrives_and_its_memory_is_used_again_when_the_receiver_has_let
     assert got.equal(sent) and got.dtype == dtype
     part = got[3]
     del got
-    assert taken(sender) == [0] and sender.put(sent, 1).flag // COLUMNS == 1  # a part of it is in use
+    # a part of it is in use
+    assert taken(sender) == [0] and sender.put(sent, 1).flag // COLUMNS == 1
     part.add_(1)  # its own to overwrite
     del part
     assert taken(sender) == [1] and sender.put(sent + 1, 1).flag // COLUMNS == 0
@@ -98,15 +108,28 @@ def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
     assert not taken(sender) and isinstance(sender.put(large, 2), Parcel)
 
 
-@pytest.mark.parametrize("change", [
-    {"start": 2**40}, {"start": 0}, {"start": -4096}, {"shape": [2**40]}, {"shape": [-1]}, {"dtype": "load"},
-    {"flag": 2**20}, {"flag": -1}, {"pid": 2**31 - 1}, {"file": "stdin"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start": 2**40},
+        {"start": 0},
+        {"start": -4096},
+        {"shape": [2**40]},
+        {"shape": [-1]},
+        {"dtype": "load"},
+        {"flag": 2**20},
+        {"flag": -1},
+        {"pid": 2**31 - 1},
+        {"file": "stdin"},
+    ],
+)
 def test_what_is_no_tensor_of_a_peer_is_refused(change):
     sender, receiver = met(0, 1)
     with open(os.devnull) as stdin:
         parcel = sender.put(torch.ones(5000), 1)
-        wrong = {name: stdin.fileno() if value == "stdin" else value for name, value in change.items()}
+        wrong = {
+            name: stdin.fileno() if value == "stdin" else value for name, value in change.items()
+        }
         with pytest.raises((OSError, ValueError)):
             receiver.get(parcel._replace(**wrong))
     assert receiver.get(parcel).sum() == 5000

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import time
+from queue import Queue
 
 import msgspec
 import pytest
@@ -14,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.futures import Future
 
-from hvdtrain.errors import Failure
-from hvdtrain.ps.server_metrics import Load
-from hvdtrain.wire.messages import Answer, Push
-from hvdtrain.wire.packing import _DTYPES, pack, unpack
-from hvdtrain.wire.requests import WATCH, Calls, Requests
-from hvdtrain.wire.zeromq import ZeroMQ, connect_again
+from hvdtrain.base.errors import Failure
+from hvdtrain.job.ps.server_metrics import Load
+from hvdtrain.job.wire import packing, sockets
+from hvdtrain.job.wire.messages import FreshWeights, Push
+from hvdtrain.job.wire.packing import _DTYPES, pack, unpack
+from hvdtrain.job.wire.requests import STAYS, WATCH, Calls, Requests, as_future
+from hvdtrain.job.wire.zeromq import ZeroMQ, connect_again
 
 HERE = "tcp://127.0.0.1"
 encode = msgspec.msgpack.encode
@@ -31,13 +33,15 @@ class Endpoint:
     def __init__(self):
         self.later = Future()
         self.pushed = []
-        self.calls = Calls({name: getattr(self, name) for name in ("push", "twice", "wait", "fail", "give")})
+        self.calls = Calls(
+            {name: getattr(self, name) for name in ("push", "twice", "wait", "fail", "give")}
+        )
         self.load = Load()
         self.waited = self.load.waited
 
     def push(self, bucket, push):
         self.pushed.append((bucket, push))
-        return Answer(push.step, 0, push.gradient * 2)
+        return FreshWeights(push.step, 0, push.gradient * 2)
 
     def twice(self, value):
         return [value, value]
@@ -95,7 +99,7 @@ def test_calls_are_answered_with_tensors_of_any_size_untouched(ends, key):
     for size in (1, 1000, 5_000_000):
         gradient = torch.randn(size)
         answer = call(worker, "push", 3, Push(1, 7, 6, 0.1, gradient))
-        assert isinstance(answer, Answer) and answer.version == 7
+        assert isinstance(answer, FreshWeights) and answer.version == 7
         assert answer.weights.equal(gradient * 2)
         [(bucket, push)] = ends.endpoint.pushed
         ends.endpoint.pushed.clear()
@@ -113,7 +117,7 @@ def test_a_push_that_waits_for_a_thread_is_counted(ends):
     for _ in range(server._pool._max_workers):
         server._pool.submit(blocked.wait)
     late = worker.call(0, "push", 0, Push(1, 2, 0, 0.1, torch.ones(100_000)), timeout=20.0)
-    time.sleep(0.1)
+    time.sleep(0.3)
     assert not late.done()
     blocked.set()
     late.wait()
@@ -144,7 +148,11 @@ def test_an_answer_may_come_later_and_what_is_raised_is_told(ends):
     assert call(worker, "twice", 1) == [1, 1] and not late.done()
     ends.endpoint.later.set_result(torch.ones(2))
     assert late.wait().equal(torch.ones(2))
-    refused = {"fail": "ValueError: what a method raises", "nosuch": "nosuch", "hidden": "not for peers"}
+    refused = {
+        "fail": "ValueError: what a method raises",
+        "nosuch": "nosuch",
+        "hidden": "not for peers",
+    }
     for method, said in (refused | {"give": "TypeError"}).items():
         with pytest.raises(RuntimeError, match=said):
             call(worker, method)
@@ -161,8 +169,13 @@ def test_who_is_lost_is_known_at_once(ends):
     late = worker.call(0, "wait", timeout=60.0)
     assert call(worker, "twice", 1) == [1, 1]
     server.close()
-    for waiting in (late.wait, lambda: call(worker, "twice", 1), lambda: call(ends.worker(server), "twice", 1)):
-        with pytest.raises(RuntimeError, match="its connection ended"):  # the last one never had any
+    for waiting in (
+        late.wait,
+        lambda: call(worker, "twice", 1),
+        lambda: call(ends.worker(server), "twice", 1),
+    ):
+        # the last one never had any
+        with pytest.raises(RuntimeError, match="its connection ended"):
             waiting()
 
 
@@ -240,11 +253,17 @@ def test_garbage_half_messages_and_silence_do_not_stall_anybody(ends, key):
 
 
 TENSORS = st.builds(
-    lambda dtype, shape: torch.randint(0, 2, shape).to(dtype), st.sampled_from(list(_DTYPES.values())),
+    lambda dtype, shape: torch.randint(0, 2, shape).to(dtype),
+    st.sampled_from(list(_DTYPES.values())),
     st.lists(st.integers(0, 4), max_size=3),
-)  # fmt: skip
+)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | TENSORS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | TENSORS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=10,
 )
@@ -262,6 +281,29 @@ def same(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     return a == b
+
+
+def test_a_tensor_that_is_larger_than_a_frame_may_be_travels_in_pieces(ends, monkeypatch):
+    """As the optimizer's state does to a worker that joins a ring."""
+    monkeypatch.setattr(sockets, "LARGEST", 2**17)
+    monkeypatch.setattr(packing, "PIECE", 2**15, raising=False)
+    worker = ends.worker(ends.server())
+    state = {
+        "weights": torch.randn(3, 70_001),
+        "exact": torch.arange(2**13, dtype=torch.float32),
+        "step": 7,
+    }
+    for came in call(worker, "twice", state):
+        assert (
+            came["step"] == 7
+            and came["weights"].equal(state["weights"])
+            and came["exact"].equal(state["exact"])
+        )
+    header, *frames = pack([1, "", state])
+    assert max(map(len, frames)) == 2**15
+    for broken in (frames[:-1], [], [frames[0][:-1], *frames[1:]], [frames[0][:0], *frames[1:]]):
+        with pytest.raises(ValueError, match="another size"):
+            unpack([zmq.Frame(bytes(frame)) for frame in (header, *broken)])
 
 
 @given(VALUES)
@@ -294,6 +336,16 @@ def test_who_is_waited_for_can_say_that_it_does_not_come_back(ends):
     server.close()
     with pytest.raises(RuntimeError, match="its connection ended"):
         late.wait()
+
+
+def test_one_call_without_an_answer_is_not_silence_but_two_are(ends):
+    """As where a job was suspended as a whole for longer than the timeout."""
+    worker, ended = ends.worker(server := ends.server()), Queue()
+    answers = [Future(), as_future(STAYS), Future(), Future()]
+    server.requests.calls[WATCH] = lambda: answers.pop(0)
+    worker.watch(0, 2.0, ended.put)  # who answers does so within half of that
+    assert ended.get(timeout=20) == "no answer within 2 s (see --timeout)" == worker.lost[0]
+    assert not answers
 
 
 def test_answers_that_came_before_the_connection_ended_count(ends):

@@ -4,11 +4,17 @@ import time
 
 import pytest
 
-from hvdtrain.world.load import HostLoad, beside_others, by_host, spent_by_host
+from hvdtrain.base.world.load import HostLoad, beside_others, by_host, spent_by_host
 
 
 def load(busy_s, machine="", stolen_s=0.0, cores=4):
-    return {"machine": machine, "cores": cores, "seconds": 10.0, "busy_s": busy_s, "stolen_s": stolen_s}
+    return {
+        "machine": machine,
+        "cores": cores,
+        "seconds": 10.0,
+        "busy_s": busy_s,
+        "stolen_s": stolen_s,
+    }
 
 
 def test_this_host_tells_how_busy_it_was():
@@ -17,7 +23,9 @@ def test_this_host_tells_how_busy_it_was():
     while time.monotonic() < until:
         pass
     found = watch.since()
-    assert 0.3 <= found["seconds"] < 20 and 0.1 < found["busy_s"] <= found["cores"] * (found["seconds"] + 0.1)
+    assert 0.3 <= found["seconds"] < 20 and 0.1 < found["busy_s"] <= found["cores"] * (
+        found["seconds"] + 0.1
+    )
     assert found["machine"] and found["stolen_s"] >= 0
 
 
@@ -34,11 +42,15 @@ def test_what_the_jobs_own_processes_took_is_not_others():
 
 
 def test_containers_of_one_machine_do_not_take_each_other_for_others():
-    found = by_host({"node1": load(20.0, "m"), "node2": load(20.4, "m")}, {"node1": 12.0, "node2": 8.0})
+    found = by_host(
+        {"node1": load(20.0, "m"), "node2": load(20.4, "m")}, {"node1": 12.0, "node2": 8.0}
+    )
     assert [host["others_cores"] for host in found.values()] == [0.0, 0.04]
     assert beside_others(found) == []
 
 
-@pytest.mark.parametrize("hosts", [{}, {"a": None}, {"a": {"others_cores": "many"}}, {"a": {"others_cores": 3.0}}])
+@pytest.mark.parametrize(
+    "hosts", [{}, {"a": None}, {"a": {"others_cores": "many"}}, {"a": {"others_cores": 3.0}}]
+)
 def test_files_of_other_programs_mark_nothing(hosts):
     assert beside_others(hosts) == []

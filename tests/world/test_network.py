@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from hvdtrain.errors import UsageError
-from hvdtrain.world import network
-from hvdtrain.world.network import READ_BY, VARIABLE, own_address, use_one_interface
-from hvdtrain.world.place import World
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.world import network
+from hvdtrain.base.world.network import READ_BY, VARIABLE, own_address, use_one_interface
+from hvdtrain.base.world.place import World
 
 ON_SEVERAL_HOSTS = World("srun", 1, 4, 0, 2)
 ADDRESSES = {"127.0.0.1": "lo", "10.0.0.9": "eth0", "10.1.0.9": "ib0"}
@@ -20,7 +20,8 @@ def host(monkeypatch):
     monkeypatch.setattr(network, "own_addresses", lambda: ADDRESSES)
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.9")
-    environment = {name: value for name, value in os.environ.items() if name not in (*READ_BY, VARIABLE)}
+    chosen_before = (*READ_BY, VARIABLE, "NCCL_SOCKET_IFNAME")
+    environment = {name: value for name, value in os.environ.items() if name not in chosen_before}
     monkeypatch.setattr(os, "environ", environment)
     return environment
 
@@ -30,7 +31,12 @@ def test_every_library_is_given_the_interface_and_ranks_meet_on_it(host):
     host["GLOO_SOCKET_IFNAME"] = "eth0"  # of a site, before anybody thought of this job
     assert use_one_interface(ON_SEVERAL_HOSTS) == "ib0"
     assert [host[name] for name in READ_BY] == ["ib0"] * 4
-    assert {"TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include"} == {*READ_BY}
+    assert {
+        "TP_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+        "HOROVOD_GLOO_IFACE",
+        "OMPI_MCA_btl_tcp_if_include",
+    } == {*READ_BY}
     assert host["NCCL_SOCKET_IFNAME"] == "=ib0"
     assert own_address(ON_SEVERAL_HOSTS) == "10.1.0.9"
     assert use_one_interface(ON_SEVERAL_HOSTS) == "ib0"  # again, as for the manifest
@@ -46,8 +52,11 @@ def test_the_interface_of_one_library_is_that_of_all(variable, host):
 
 def test_two_networks_for_one_job_are_refused(host):
     host.update(HOROVOD_GLOO_IFACE="ib0", GLOO_SOCKET_IFNAME="eth0")
-    with pytest.raises(UsageError, match="^GLOO_SOCKET_IFNAME=eth0 and HOROVOD_GLOO_IFACE=ib0 name different networks.*"
-                       "set HVDTRAIN_INTERFACE"):  # fmt: skip
+    with pytest.raises(
+        UsageError,
+        match="^GLOO_SOCKET_IFNAME=eth0 and HOROVOD_GLOO_IFACE=ib0 name different networks.*"
+        "set HVDTRAIN_INTERFACE",
+    ):
         use_one_interface(ON_SEVERAL_HOSTS)
 
 
@@ -56,7 +65,9 @@ def test_an_interface_that_this_host_does_not_have_is_one_line(variable, host):
     host[variable] = "ib1"
     with pytest.raises(UsageError) as refused:
         use_one_interface(ON_SEVERAL_HOSTS)
-    says = f"{variable}=ib1: node7 has no network interface ib1 with an address; it has eth0, ib0, lo"
+    says = (
+        f"{variable}=ib1: node7 has no network interface ib1 with an address; it has eth0, ib0, lo"
+    )
     assert str(refused.value) == says
 
 
@@ -72,6 +83,8 @@ def test_a_job_on_one_host_stays_on_loopback_whatever_is_named(host):
     host.update({VARIABLE: "ib0", "TP_SOCKET_IFNAME": "eth0"})
     assert use_one_interface(World("mpirun", 0, 4, 0, 4)) == "lo"
     assert [host[name] for name in READ_BY[:3]] == ["lo"] * 3
+    # by default another, where others of the network could reach it
+    assert host["NCCL_SOCKET_IFNAME"] == "=lo"
     assert own_address(World("mpirun", 0, 4, 0, 4)) == "127.0.0.1"
 
 
@@ -82,9 +95,13 @@ LOOPBACK_NAME = [lambda name: "127.0.1.1", lambda name: (_ for _ in ()).throw(OS
 def test_a_host_whose_own_name_does_not_lead_to_it_takes_the_only_address_that_others_can_reach(
     resolve, host, monkeypatch
 ):
-    """Each library would listen where the name says, and others would wait for it until the timeout."""
+    """Each library would listen where the name says, and others would wait for it until the
+    timeout.
+    """
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    monkeypatch.setattr(network, "own_addresses", lambda: {"127.0.0.1": "lo", "127.0.1.1": "lo", "10.0.0.9": "eth0"})
+    monkeypatch.setattr(
+        network, "own_addresses", lambda: {"127.0.0.1": "lo", "127.0.1.1": "lo", "10.0.0.9": "eth0"}
+    )
     assert use_one_interface(ON_SEVERAL_HOSTS) == "eth0"
     assert [host[name] for name in READ_BY] == ["eth0"] * 4
     assert own_address(ON_SEVERAL_HOSTS) == "10.0.0.9"
@@ -94,7 +111,8 @@ def test_a_host_whose_own_name_does_not_lead_to_it_takes_the_only_address_that_o
 def test_of_several_addresses_one_has_to_be_named(resolve, host, monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     says = (
-        r"^this host's own name node7 does not resolve, or means loopback: .* set HVDTRAIN_INTERFACE .*\(eth0, ib0\)$"
+        r"^this host's own name node7 does not resolve, or means loopback: "
+        r".* set HVDTRAIN_INTERFACE .*\(eth0, ib0\)$"
     )
     for refuses in (use_one_interface, own_address):
         with pytest.raises(UsageError, match=says):
@@ -102,4 +120,6 @@ def test_of_several_addresses_one_has_to_be_named(resolve, host, monkeypatch):
     host["OMPI_MCA_btl_tcp_if_include"] = "10.1.0.0/24"  # MPI finds its own
     assert use_one_interface(World("mpirun", 1, 4, 0, 2)) == ""
     host[VARIABLE] = "ib0"
-    assert use_one_interface(ON_SEVERAL_HOSTS) == "ib0" and own_address(ON_SEVERAL_HOSTS) == "10.1.0.9"
+    assert (
+        use_one_interface(ON_SEVERAL_HOSTS) == "ib0" and own_address(ON_SEVERAL_HOSTS) == "10.1.0.9"
+    )

@@ -1,8 +1,8 @@
-"""Where images come from: a module for each kind of source, named by a recipe's `source`.
+"""Sources of images: a module for each kind, which a recipe's `source` names.
 
-Each has `open_source(recipe, images_from) -> Source`; the recipe has the options of the request and its `seed`, and
-`images_from` is the user's archive or folder, or None.
-Modules whose names begin with _ are parts of others.
+Each module has `open_source(recipe, images_from) -> Source`. The recipe has the options of the
+request, with `seed`; `images_from` is the user's archive or folder, or None. Modules whose names
+begin with _ are parts of other modules.
 """
 
 import importlib
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvdtrain.base.errors import UsageError
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Item
-from hvdtrain.errors import UsageError
 
 
 @dataclass
@@ -20,9 +20,9 @@ class Source:
     """The images of a source.
 
     Attributes:
-        items: lists them, in the order in which reading is fastest.
-        identity: text that changes when the images do; empty where the recipe determines them.
-        notes: what the user should know of what was taken and left out, a line each, once `items` was called.
+        items: Lists the images, in the order in which reading is fastest.
+        identity: Text that changes when the images do; empty where the recipe determines them.
+        notes: Lines for the user about images that are left out; complete once `items` was called.
     """
 
     items: Callable[[], list[Item]]
@@ -31,8 +31,18 @@ class Source:
 
 
 def open_source(recipe: Recipe, images_from: Path | None) -> Source:
-    """The source of a recipe. UsageError for options out of range, or if it needs `images_from` and has none."""
+    """Opens the source of a recipe.
+
+    Args:
+        recipe: The recipe, with the options of the request.
+        images_from: The user's archive or folder; None to use the recipe's origin.
+
+    Raises:
+        UsageError: An option is out of range, or `images_from` is missing or not allowed.
+    """
     module = importlib.import_module(f"hvdtrain.data.sources.{recipe.source}")
     if images_from and getattr(module, "IS_GENERATED", False):
-        raise UsageError(f"{recipe.name} takes no images from elsewhere: drop --archive or --source")
+        raise UsageError(
+            f"{recipe.name} takes no images from elsewhere: drop --archive or --source"
+        )
     return module.open_source(recipe, images_from)

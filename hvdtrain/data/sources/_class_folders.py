@@ -1,7 +1,7 @@
-"""What sources of images in class folders share.
+"""Images in class folders, as several sources have them.
 
-Below the folders that are alone on their level, the first level are the classes, or folders for parts with the classes
-in them. What lies deeper than in a class's folder belongs to that class.
+Folders that are alone on their level are skipped. The first level below them are the classes, or
+the parts with classes in them. Images in deeper folders belong to the class above them.
 """
 
 import hashlib
@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from hvdtrain.base.errors import UsageError
+from hvdtrain.data import image
 from hvdtrain.data.archive import Member, Tree
-from hvdtrain.data.folder import PART_NAMES, SUFFIXES, TEST, TRAIN, VALIDATION
+from hvdtrain.data.folder import PART_NAMES, TEST, TRAIN, VALIDATION
+from hvdtrain.data.names import USUAL_SUFFIXES, has_no_ending, is_image_name
 from hvdtrain.data.selection import Item
-from hvdtrain.errors import UsageError
+from hvdtrain.data.sources._tables import TABLES, labels_of_validation
 
-# The folders, in upper or lower case, that hold each part of the data set; with an x, of ImageNet-100 in pieces.
+# Patterns of the names of each part's folders, in upper or lower case. Names with an x are those of
+# ImageNet-100 in pieces.
 PART_FOLDERS = {
     "train": "|".join([*PART_NAMES[TRAIN], r"train\.x\d+"]),
     "validation": "|".join([*PART_NAMES[VALIDATION], r"val\.x"]),
@@ -27,55 +31,91 @@ MAX_NAME_BYTES = 255  # of a file
 
 
 def images_of(tree: Tree) -> list[Member]:
-    return [member for member in tree.members if member.name.lower().endswith(SUFFIXES)]
+    """Returns the members that are images by their names, or where these tell nothing, by content.
+
+    In a compressed tar they are known by name alone, since it is read in order.
+    """
+    return [member for member in tree.members if _is_image(member)]
+
+
+def _is_image(member: Member) -> bool:
+    if is_image_name(member.name):
+        return True
+    if member.is_sequential or not has_no_ending(member.name):
+        return False
+    return image.is_image(member.read_start(image.START))
 
 
 def part_of(folder: str) -> str:
-    """The part that a folder of this name holds; empty where it is none."""
-    return next((part for part, names in PART_FOLDERS.items() if re.fullmatch(names, folder, re.IGNORECASE)), "")
+    """Returns the part that a folder of this name holds; empty if it is none."""
+    for part, names in PART_FOLDERS.items():
+        if re.fullmatch(names, folder, re.IGNORECASE):
+            return part
+    return ""
 
 
 def in_class_folders(tree: Tree) -> list[Item]:
-    """The images that lie in a class's folder. There are parts where a folder called `train` and one more are.
+    """Lists the images that lie in class folders, or whose classes a table tells (_tables).
+
+    The data set has parts if there is a folder called `train` and another part's folder.
 
     Raises:
-        UsageError: there are none, or folders for validation and for test, and none called `train`.
+        UsageError: There are no such images, or folders for validation and test without `train`; or
+            the validation images are in no class folders, and there is no table of their classes.
+        Failure: A table cannot be read.
     """
     images = images_of(tree)
     folders = [member.name.split("/")[:-1] for member in images]
-    shared = 0
+    shared = 0  # levels of folders that all images have in common
     while len({levels[shared] for levels in folders if len(levels) > shared}) == 1:
         shared += 1
     folders = [levels[shared:] for levels in folders]
-    parts = {part for levels in folders if levels and (part := part_of(levels[0]))}
+    parts = {part_of(levels[0]) for levels in folders if levels} - {""}
     in_parts = "train" in parts and len(parts) > 1
     if len(parts) > 1 and not in_parts:
-        raise UsageError(f"'{tree.path}' has folders for validation and test, and none called train")
+        raise UsageError(
+            f"'{tree.path}' has folders for validation and test, and none called train"
+        )
+    label_of = labels_of_validation(tree, images)
+    flat = 0  # validation images without a class
     items = []
     for member, levels in zip(images, folders, strict=True):
+        if member.name in label_of:
+            name = PurePosixPath(member.name).name
+            items.append(Item(label_of[member.name], name, "validation", handle=member))
+            continue
         part = part_of(levels[0]) if in_parts and levels else ""
         of_class = levels[1:] if in_parts else levels
         if of_class and (part or not in_parts):
             name = "_".join([*of_class[1:], PurePosixPath(member.name).name])
             items.append(Item(of_class[0], name, part, handle=member))
-    # A folder of test images alone, such as that of ImageNet's unlabelled ones, is no class.
+        elif part == "validation":
+            flat += 1
+    if flat and not any(item.part == "validation" for item in items):
+        raise UsageError(
+            f"the images in val/ of '{tree.path}' are in no class folders, and there is no "
+            f"{' or '.join(TABLES)} to say what they show"
+        )
+    # A folder that has test images only is no class: ImageNet's unlabelled images lie in one.
     labels = {item.label for item in items if item.part != "test"}
     if not labels:
         raise UsageError(
-            f"'{tree.path}' has no images in class folders: it needs a folder for each class, with images "
-            f"({', '.join(SUFFIXES)}) in it"
+            f"'{tree.path}' has no images in class folders: it needs a folder for each class, "
+            f"with images ({', '.join(USUAL_SUFFIXES)}) in it"
         )
     return _with_distinct_names([item for item in items if item.label in labels])
 
 
 def _with_distinct_names(items: Sequence[Item]) -> list[Item]:
-    """No two in a class have the same name, also where case does not count. Where they would, or one is too long, a
-    hash stands for the folders.
+    """Renames items so that no two of a class have the same name, in upper or lower case.
+
+    Where two would, or where a name is too long, a hash stands for the folders.
     """
     times = Counter((item.part, item.label, item.name.casefold()) for item in items)
     renamed = []
     for item in items:
-        if times[item.part, item.label, item.name.casefold()] > 1 or len(os.fsencode(item.name)) > MAX_NAME_BYTES:
+        is_ambiguous = times[item.part, item.label, item.name.casefold()] > 1
+        if is_ambiguous or len(os.fsencode(item.name)) > MAX_NAME_BYTES:
             path = PurePosixPath(item.handle.name)
             digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
             item = replace(item, name=f"{digest}_{path.stem[:50]}{path.suffix}")

@@ -1,4 +1,4 @@
-"""Real handwritten digits that need no download: scikit-learn includes them."""
+"""Handwritten digits that scikit-learn includes, so that nothing is downloaded."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ SIDE = 32  # pixels; the smallest image that a VGG can halve five times
 
 
 def open_source(recipe: Recipe, images_from: Path | None) -> Source:
-    """1,797 images `0000.png` …, 32x32 grey."""
+    """Opens 1,797 images of 32x32 grey pixels, `0000.png` and so on."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -26,9 +26,9 @@ def open_source(recipe: Recipe, images_from: Path | None) -> Source:
 
 
 def _enlarged(pixels: Any) -> bytes:
-    """A PNG of an original of 8x8 with 17 levels.
+    """Enlarges an original of 8x8 pixels with 17 levels; returns a PNG.
 
-    Bicubic upscaling, which Pillow does in integers, adds no information.
+    Bicubic upscaling adds no information, and Pillow does it in integers, the same everywhere.
     """
     import numpy as np
     from PIL import Image

@@ -18,16 +18,28 @@ def configure() -> list[str]:
     import torch
 
     if torch.version.cuda is None:
-        sys.exit(f"torch {torch.__version__} is built without CUDA, so Horovod beside it cannot have NCCL")
+        sys.exit(
+            f"torch {torch.__version__} is built without CUDA, so Horovod beside it cannot have NCCL"
+        )
     wheels = Path(torch.__file__).parent.parent / "nvidia"
     major = torch.version.cuda.split(".")[0]
     home = Path(os.environ.setdefault("HOROVOD_CUDA_HOME", str(wheels / f"cu{major}")))
     if not (home / "bin" / "nvcc").exists():
         sys.exit(f"{home / 'bin'} has no nvcc: let HOROVOD_CUDA_HOME name a CUDA {major} toolkit")
-    os.environ["PATH"] = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"  # whose nvcc Horovod asks
-    definitions = [f"-DCUDAToolkit_ROOT={home}", "-DCMAKE_CUDA_ARCHITECTURES=OFF"]  # Horovod adds -gencode itself
-    definitions += [f"-DCUDA_CUDART={library}" for library in home.glob("lib/libcudart.so.*")]  # no libcudart.so in it
+    os.environ["PATH"] = (
+        f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"  # whose nvcc Horovod asks
+    )
+    definitions = [
+        f"-DCUDAToolkit_ROOT={home}",
+        "-DCMAKE_CUDA_ARCHITECTURES=OFF",
+    ]  # Horovod adds -gencode itself
+    definitions += [
+        f"-DCUDA_CUDART={library}" for library in home.glob("lib/libcudart.so.*")
+    ]  # no libcudart.so in it
     if "HOROVOD_NCCL_HOME" not in os.environ:
         nccl = wheels / "nccl"
-        definitions += [f"-DNCCL_INCLUDE_DIR={nccl / 'include'}", f"-DNCCL_LIBRARY={nccl / 'lib' / 'libnccl.so.2'}"]
+        definitions += [
+            f"-DNCCL_INCLUDE_DIR={nccl / 'include'}",
+            f"-DNCCL_LIBRARY={nccl / 'lib' / 'libnccl.so.2'}",
+        ]
     return definitions

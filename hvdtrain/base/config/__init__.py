@@ -1,0 +1,1 @@
+"""The configuration of a job. It knows no mode, model or codec."""

@@ -1,0 +1,1 @@
+"""Flat vectors, optimizers, precision, codecs and timing, which know nothing of other processes."""

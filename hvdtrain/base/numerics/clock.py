@@ -1,0 +1,240 @@
+"""Timing of training: the parts of each step, and the training time in all."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain.base.numerics.flat import trained
+from hvdtrain.base.system import trace
+
+PHASES = ("data", "forward", "backward", "comm", "optimizer")  # of a step, in their order
+# Other parts of a worker's training time:
+# - barrier: meeting the other workers between two steps, or at the end of a round of leased shares
+# - lease: waiting for the next share
+# - refresh: pulling the newest weights before an evaluation or a snapshot
+# - metrics: writing the step's metrics
+OTHERS = ("barrier", "lease", "refresh", "metrics")
+PARTS = PHASES + OTHERS
+WAITS = ("comm", "barrier", "lease", "refresh")  # parts in which a worker waits for other processes
+
+# The shortest wait for weights that is traced. Most layers find their weights at once.
+SHORTEST_S = 5e-5
+
+Stretch = tuple[Any, Any]  # the moments, of a Stopwatch, at which something began and ended
+
+
+class Stopwatch:
+    """Takes moments of a device's work.
+
+    On a GPU they are events in its queue, so that the work is timed, and not the launch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.on_gpu = device.type == "cuda"
+
+    def now(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        # Each thread has another current device.
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, before: Any, after: Any) -> float:
+        """Returns the seconds between two moments that the device has reached: see wait_for."""
+        return before.elapsed_time(after) / 1000 if self.on_gpu else after - before
+
+    def wait_for(self, moment: Any) -> None:
+        """Blocks until the device has reached the moment."""
+        if self.on_gpu:
+            moment.synchronize()
+
+    def has_come(self, moment: Any) -> bool:
+        """Returns whether the device has reached the moment. A processor always has."""
+        return not self.on_gpu or moment.query()
+
+
+class Stretches:
+    """Collects when a device did something, whichever thread launched it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._watch = Stopwatch(device)
+        self._done: deque[Stretch] = deque()
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Records the time of the block."""
+        began = self._watch.now()
+        yield
+        self._done.append((began, self._watch.now()))
+
+    def take(self) -> list[Stretch]:
+        """Returns the stretches that have ended since the last call."""
+        ended = []
+        while self._done and self._watch.has_come(self._done[0][1]):
+            ended.append(self._done.popleft())
+        return ended
+
+
+class Clock:
+    """Splits a worker's training time into PARTS without gaps: where one ends, the next begins.
+
+    Backward ends with the last gradient, before anything enters a collective. What comes after it,
+    inside backward() or not, is time in which the step waits for other processes.
+
+    Attributes:
+        hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.watch = Stopwatch(device)
+        self.marks: list[tuple[str, Any]] = []
+        self.last_gradient: Any = None
+        self.hidden_s = 0.0
+        self._before: Any = None  # when the previous layer ended, if layers are traced
+        traced = self._trace_layers(model) if trace.is_on and not self.watch.on_gpu else set()
+        for p in trained(model):
+            if p not in traced:
+                p.register_hook(self._stamp)
+
+    def _stamp(self, gradient: torch.Tensor) -> None:
+        self.last_gradient = self.watch.now()
+
+    def _trace_layers(self, model: nn.Module) -> set[nn.Parameter]:
+        """Registers hooks that trace each layer's forward and backward.
+
+        A layer's span begins where the previous one ended.
+
+        Returns:
+            The parameters with a hook for their gradients. Each layer has one, since a hook costs
+            some microseconds a step.
+        """
+
+        def ended(*_: Any, name: str) -> None:
+            before = self._before
+            self._before = self.last_gradient = time.perf_counter()
+            if trace.is_recording():
+                trace.span(trace.STEP, name, before, self._before)
+
+        traced = set()
+        for name, layer in model.named_modules():
+            parameters = list(layer.parameters(recurse=False))
+            if parameters:
+                layer.register_forward_hook(partial(ended, name=f"forward {name}"))
+            untraced = (p for p in parameters if p.requires_grad and p not in traced)
+            first = next(untraced, None)
+            if first is not None:
+                first.register_hook(partial(ended, name=f"backward {name}"))
+                traced.add(first)
+        return traced
+
+    def start(self) -> None:
+        """Begins a lap, at the start of training or after work that does not count."""
+        self.marks = [("", self.watch.now())]
+
+    def mark(self, part: str) -> None:
+        """Ends a part of the lap."""
+        self.marks.append((part, self.watch.now()))
+        self._before = self.marks[-1][1]
+
+    def mark_last_gradient(self, part: str) -> None:
+        """Ends a part at the moment at which the last gradient was computed."""
+        self.marks.append((part, self.last_gradient))
+
+    def lap(
+        self, waits: Sequence[Stretch] = (), updates: Sequence[Stretch] = ()
+    ) -> dict[str, float]:
+        """Ends the lap at the last mark and returns the seconds of each part.
+
+        Args:
+            waits: when this worker waited for weights, within whichever part.
+            updates: when its optimizer was at work in another thread, or within `comm`; no two of
+                them overlap.
+        """
+        last = self.marks[-1][1]
+        self.watch.wait_for(last)
+        now = time.perf_counter()
+
+        def clock_time(moment: Any) -> float:
+            """Returns the moment by time.perf_counter, also of an event of a GPU."""
+            if isinstance(moment, torch.cuda.Event):
+                return now - self.watch.seconds(moment, last)
+            return moment
+
+        marks = [(part, clock_time(moment)) for part, moment in self.marks]
+        waited = [(clock_time(began), clock_time(ended)) for began, ended in waits]
+        updated = [(clock_time(began), clock_time(ended)) for began, ended in updates]
+        spent = dict.fromkeys(PARTS, 0.0)
+        self.hidden_s = seconds_of(cut_to(marks[0][1], marks[-1][1], updated))
+        for part, outer_part, (began, ended) in divide(marks, waited, updated):
+            seconds = ended - began
+            spent[part] += seconds
+            if outer_part:
+                spent[outer_part] -= seconds
+            if outer_part == "comm":
+                self.hidden_s -= seconds
+            if trace.is_recording() and (not outer_part or seconds > SHORTEST_S):
+                trace.span(trace.STEP, part, began, ended)
+        self.marks = self.marks[-1:]
+        return spent
+
+
+def divide(
+    marks: Sequence[tuple[str, float]], waits: Sequence[Stretch], updates: Sequence[Stretch]
+) -> Iterator[tuple[str, str, Stretch]]:
+    """Divides a lap into parts, some of which lie within others.
+
+    A wait for weights is `comm`, whichever part it lies in. The optimizer's work within `comm` is
+    `optimizer`. If each part is subtracted from the part in which it lies, every moment of the lap
+    belongs to exactly one part.
+
+    Args:
+        marks: each part, and when it ended. The first mark is the beginning of the lap.
+        waits, updates: see Clock.lap.
+
+    Yields:
+        A part, the part in which it lies (empty for none), and its stretch. Outer parts come before
+        the parts within them.
+    """
+    for (_, began), (part, ended) in pairwise(marks):
+        yield part, "", (began, ended)
+        waited = [(began, ended)] if part == "comm" else cut_to(began, ended, waits)
+        for since, until in waited:
+            if part != "comm":
+                yield "comm", part, (since, until)
+            for update in cut_to(since, until, updates):
+                yield "optimizer", "comm", update
+
+
+def cut_to(began: float, ended: float, stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Returns the parts of the stretches that lie between the two moments."""
+    parts = [(max(began, first), min(ended, last)) for first, last in stretches]
+    return [(first, last) for first, last in parts if first < last]
+
+
+def seconds_of(stretches: Sequence[Stretch]) -> float:
+    return sum(last - first for first, last in stretches)
+
+
+def move(seconds: dict[str, float], source: str, target: str, amount: float) -> dict[str, float]:
+    """Returns the seconds of each part after moving up to an amount from one to another."""
+    amount = min(amount, seconds[source])
+    return seconds | {source: seconds[source] - amount, target: seconds[target] + amount}
+
+
+class Timer:
+    """The seconds of training: those `before`, and from now on."""
+
+    def __init__(self, before: float) -> None:
+        self._began = time.perf_counter() - before
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began

@@ -1,0 +1,55 @@
+"""The memory of this process: how the allocator keeps it, and how much there is."""
+
+import contextlib
+import ctypes
+import gc
+import resource
+from collections.abc import Iterator
+
+from hvdtrain.base.system.cgroups import memory_limit
+
+# Bytes. Glibc gives larger blocks back to the system in any case.
+LARGEST_KEPT = 32 * 2**20
+# Parameters of mallopt(3).
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+
+
+def keep_memory() -> None:
+    """Keeps freed memory in this process for the next message, if glibc's mallopt(3) is there.
+
+    New memory costs page faults when it is first touched. Call this before threads begin, since a
+    thread that allocates earlier has a separate arena.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_ARENA_MAX, 1)  # memory that one thread frees is for all threads
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Suspends garbage collection in the block, and exempts the block's objects from it for good.
+
+    Importing torch creates so many objects that collecting among them takes much of the import.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def free_memory() -> int:
+    """Returns the bytes that this process could take, within its host and control groups."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().available, memory_limit()))
+
+
+def peak_rss_mb() -> float:
+    """Returns this process's largest resident memory so far, in MB of 2^20 bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

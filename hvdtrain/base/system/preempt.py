@@ -1,0 +1,105 @@
+"""Requests to save and leave, which the training loop checks between steps.
+
+SIGTERM is such a request, and so are SIGUSR1 and SIGUSR2. mpirun passes these two on to its ranks,
+while it kills them half a second after a SIGTERM; Grid Engine sends them before it suspends or
+kills. If a starter passes no signals on, a file beside the run folder asks the first worker. All
+workers leave when one is asked to. A server that is asked tells the workers.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+EXIT_CODE = 143  # 128 + SIGTERM, as a shell would have it
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+LOOK_EVERY_S = 0.5  # seconds between looks for the file
+_terminated = False
+_server_is_asked = False
+_file: Path | None = None
+_looked_at = 0.0
+
+
+class Terminated(SystemExit):
+    """The end of training by SIGTERM, after all is saved."""
+
+    code = EXIT_CODE
+
+
+def termination_requested() -> bool:
+    """Returns whether this process was asked to leave."""
+    global _terminated, _looked_at
+    if not _terminated and _file and time.monotonic() - _looked_at > LOOK_EVERY_S:
+        _looked_at = time.monotonic()
+        _terminated = _file.exists()
+    return _terminated or _server_is_asked
+
+
+def all_are_to_leave() -> bool:
+    """Returns whether the whole job is asked to leave: by the file, or by a signal to a server.
+
+    A signal to a worker may be for that worker alone.
+    """
+    if _server_is_asked:
+        return True
+    return termination_requested() and _file is not None and _file.exists()
+
+
+def note_servers_request() -> None:
+    """Notes that a server was asked to leave. It does not count as a signal to this process."""
+    global _server_is_asked
+    _server_is_asked = True
+
+
+@contextlib.contextmanager
+def deferred_sigterm(file: Path | None = None) -> Iterator[None]:
+    """Defers SIGTERM in the block: termination_requested tells of it. A second ends the process.
+
+    Args:
+        file: counts as a SIGTERM once it exists.
+    """
+    global _terminated, _server_is_asked, _file
+
+    def note(*_: object) -> None:
+        global _terminated
+        if _terminated:
+            os._exit(EXIT_CODE)
+        _terminated = True
+
+    _terminated = False
+    _server_is_asked = False
+    _file = file
+    with handled_by(note, *SIGNALS):
+        yield
+
+
+@contextlib.contextmanager
+def immediate_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end this process at once in the block, where nothing is to be saved yet.
+
+    A SIGTERM that deferred_sigterm has remembered ends it too.
+    """
+    with handled_by(lambda *_: os._exit(EXIT_CODE), *SIGNALS):
+        if _terminated:
+            os._exit(EXIT_CODE)
+        yield
+
+
+@contextlib.contextmanager
+def handled_by(handler: Callable[..., None], *signals: signal.Signals) -> Iterator[None]:
+    """Sets another handler for these signals in the block.
+
+    It does nothing in threads other than the main one, which handle no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [signal.signal(number, handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, former in zip(signals, before, strict=True):
+            signal.signal(number, former)

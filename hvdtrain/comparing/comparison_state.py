@@ -1,0 +1,231 @@
+"""The state of a comparison, in its folder: what was asked, tried, left out and set aside."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, ValidationError, convert
+
+from hvdtrain.base.config.untrusted import LARGEST_DOCUMENT, parse_json, read_whole
+from hvdtrain.base.config.writing import write_whole
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import three_digits, with_noun
+from hvdtrain.comparing.grid import Planned
+from hvdtrain.reporting.conduct import Conduct, LeftOut, Tried
+
+# The number of training images until the images were looked at.
+GUESSED_SAMPLES = 1500
+
+
+class ComparisonState:
+    """What is known of a comparison beside its runs: comparison.json.
+
+    Args:
+        folder: the comparison's folder. Without a readable comparison.json the state is empty.
+
+    Attributes:
+        path: comparison.json.
+        experiment: what all runs have in common, by option. The file calls it `asked`.
+        contenders: an entry for each contender, by name. An entry may have
+            `family`: the family of its mode,
+            `samples_per_s`: the speed of its fastest run,
+            `around_s`: the seconds that its last run took besides training,
+            `tried`: how it sprinted in searches,
+            `left_out`: why a search left it out; empty if it stays. The key is missing until a
+            search has decided on the contender.
+        disturbed: why each sprint was set aside that ran beside other work.
+        samples: the number of training images. It is not in the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "comparison.json"
+        self.samples = GUESSED_SAMPLES
+        self.experiment: dict[str, Any]
+        self.contenders: dict[str, dict[str, Any]]
+        self.disturbed: list[str]
+        try:
+            content = parse_json(read_whole(self.path, LARGEST_DOCUMENT))
+            self.experiment = dict(content["asked"])
+            self.contenders = dict(content["contenders"])
+            self.disturbed = list(content.get("disturbed", []))
+        # There is no file yet, or somebody else has written it.
+        except (OSError, ValueError, LookupError, TypeError):
+            self._clear()
+
+    def _clear(self) -> None:
+        self.experiment = {}
+        self.contenders = {}
+        self.disturbed = []
+
+    def save(self) -> None:
+        """Writes comparison.json."""
+        content: dict[str, Any] = {"asked": self.experiment, "contenders": self.contenders}
+        if self.disturbed:
+            content["disturbed"] = self.disturbed
+        write_whole(self.path, json.dumps(content, indent=2) + "\n")
+
+    # What all runs have in common
+
+    def set_experiment(self, experiment: Mapping[str, Any], nothing_counts: bool = False) -> None:
+        """Adds what all runs are to have in common.
+
+        Args:
+            experiment: the values by option.
+            nothing_counts: no run has finished. A state of another experiment is cleared then.
+
+        Raises:
+            UsageError: the folder's runs were made in another way, so that they could not be
+                compared.
+        """
+        changed = []
+        for name, value in experiment.items():
+            if self.experiment.get(name, value) != value:
+                changed.append(f"{name} {self.experiment[name]}, not {value}")
+        if changed and nothing_counts:
+            self._clear()
+        elif changed:
+            raise UsageError(
+                f"--out {self.path.parent} has runs that could not be compared: "
+                f"they were made with {'; '.join(changed)}: "
+                "name another folder, or repeat what they were made with"
+            )
+        self.experiment |= experiment
+
+    # What is known of contenders
+
+    def speed(self, run: Planned) -> float:
+        """Returns the samples/s of a run's contender; 0 if the contender has not run."""
+        return float(self._find(run).get("samples_per_s", 0))
+
+    def left_out(self, run: Planned) -> str:
+        """Returns why a run's contender was left out; empty if it was not."""
+        return str(self._find(run).get("left_out", ""))
+
+    def was_tried(self, run: Planned) -> bool:
+        """Returns whether a search has decided on a run's contender."""
+        return "left_out" in self._find(run)
+
+    def rounds(self) -> int:
+        """Returns how many rounds of sprints searches have had in this folder."""
+        numbers = [0]
+        for entry in self.contenders.values():
+            sprints = _read_sprints(entry)
+            if sprints:
+                numbers.append(len(sprints.samples_per_s))
+        return max(numbers)
+
+    def _find(self, run: Planned) -> dict[str, Any]:
+        """Returns the entry of a run's contender; an empty one if there is none."""
+        return self.contenders.get(run.contender, {})
+
+    def _entry(self, run: Planned) -> dict[str, Any]:
+        """Returns the entry of a run's contender, and makes it if there is none."""
+        return self.contenders.setdefault(run.contender, {})
+
+    # What happens
+
+    def leave_out(self, run: Planned, why: str) -> None:
+        """Notes that a search leaves out a run's contender."""
+        self._entry(run)["left_out"] = why
+
+    def keep(self, run: Planned) -> None:
+        """Notes that a search keeps a run's contender, unless it has been left out."""
+        self._entry(run).setdefault("left_out", "")
+
+    def note_sprint(self, run: Planned, samples_per_s: float, seconds: float) -> None:
+        """Notes a sprint of a search.
+
+        Args:
+            run: the sprint.
+            samples_per_s: its speed.
+            seconds: how long its steady steps lasted.
+        """
+        no_sprints = {"side": run.side, "samples_per_s": [], "seconds": 0.0}
+        tried = self._entry(run).setdefault("tried", no_sprints)
+        tried["samples_per_s"].append(samples_per_s)
+        tried["seconds"] += seconds
+
+    def note_finished(self, run: Planned, samples_per_s: float, took_s: float) -> None:
+        """Notes the speed of a run and how long it took in all, and saves the state."""
+        entry = self._entry(run)
+        entry["family"] = run.family
+        entry["samples_per_s"] = max(samples_per_s, entry.get("samples_per_s", 0.0))
+        training_s = run.training_seconds(self.samples, entry["samples_per_s"])
+        entry["around_s"] = max(0.0, took_s - training_s)
+        self.save()
+
+    def note_disturbed(self, run: Planned, work: str) -> int:
+        """Notes that a sprint is set aside, and saves the state.
+
+        Args:
+            run: the sprint.
+            work: what else its hosts did meanwhile.
+
+        Returns:
+            How many sprints have been set aside in this folder.
+        """
+        self.disturbed.append(f"{run.name}: {work}")
+        self.save()
+        return len(self.disturbed)
+
+
+class _Sprints(Struct):
+    """How a contender sprinted in searches: `tried` in comparison.json."""
+
+    side: str
+    samples_per_s: list[float]
+    seconds: float
+
+
+def _read_sprints(entry: Mapping[str, Any]) -> _Sprints | None:
+    """Returns the sprints of a contender; None if there are none, or none that can be read."""
+    with contextlib.suppress(ValidationError):
+        return convert(entry.get("tried"), _Sprints)
+    return None
+
+
+# What reports say of it
+
+
+def conducted(folders: Sequence[Path]) -> Conduct:
+    """Returns how the comparisons in these folders were conducted."""
+    left_out = []
+    disturbed = 0
+    tried: dict[str, Tried] = {}
+    for folder in folders:
+        state = ComparisonState(folder)
+        disturbed += len(state.disturbed)
+        for name, entry in state.contenders.items():
+            why = entry.get("left_out")
+            if why:
+                left_out.append(LeftOut(str(name), str(why)))
+            sprints = _read_sprints(entry)
+            if sprints:
+                family = str(entry.get("family"))
+                before = tried.get(family, Tried(0, 0.0))
+                tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
+    return Conduct(left_out, disturbed, dict(sorted(tried.items())))
+
+
+def tried_lines(folder: Path) -> dict[str, list[str]]:
+    """Returns what a report says of the search of a comparison.
+
+    Returns:
+        The lines by title; empty if there was no search.
+    """
+    by_side: dict[str, list[tuple[str, list[float]]]] = {}
+    for name, entry in ComparisonState(folder).contenders.items():
+        sprints = _read_sprints(entry)
+        if sprints:
+            by_side.setdefault(sprints.side, []).append((name, sprints.samples_per_s))
+    if not by_side:
+        return {}
+    lines = []
+    for side, settings in sorted(by_side.items()):
+        settings.sort(key=lambda setting: -max(setting[1], default=0.0))
+        each = [f"{name} {', '.join(map(three_digits, speeds))}" for name, speeds in settings]
+        number = with_noun(len(settings), "setting")
+        lines.append(f"{side}: {number}; samples/s of each sprint: {'; '.join(each)}")
+    return {f"What was tried: {', '.join(sorted(by_side))}": lines}

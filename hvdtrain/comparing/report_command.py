@@ -1,0 +1,214 @@
+"""`hvdtrain report`: tables and plots of any run folders."""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hvdtrain.base.config.option_types import FileToWrite, Folder, Real
+from hvdtrain.base.config.writing import write_whole
+from hvdtrain.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.reporting.answer import Answer
+    from hvdtrain.reporting.content import Content
+    from hvdtrain.reporting.table import Table
+    from hvdtrain.runs.read import Run
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def margin_options(command: _Command) -> _Command:
+    """Adds the options that say which differences matter to the answer."""
+    margin = click.option(
+        "--margin",
+        type=Real(0, 1),
+        default=0.05,
+        show_default=True,
+        help="By which share something has to be faster to be the answer; a lead that is less does "
+        "not matter.",
+    )
+    accuracy_margin = click.option(
+        "--accuracy-margin",
+        type=Real(0, 1, min_open=True),
+        default=0.01,
+        show_default=True,
+        help="What is faster is no answer unless its validation accuracy is shown to be within "
+        "this of its opponent's.",
+    )
+    return margin(accuracy_margin(command))
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=Folder(path_type=Path),
+    help="Also write results.csv, verdict.json, report.md, report.html and plots/ (SVG) there: a "
+    "new or empty folder, or one with an earlier report, which is replaced.",
+)
+@click.option(
+    "--png",
+    metavar="DIR",
+    type=Folder(path_type=Path, file_okay=False),
+    help="Also write the plots there as pictures, 1,350 pixels wide.",
+)
+@click.option(
+    "--reference",
+    metavar="PRESET",
+    default="",
+    help="Also make the table of the experiment that this preset repeats, its authors' figures "
+    "beside these runs': here, and with --out in the pages and in reference.csv. See `hvdtrain "
+    "compare --help`.",
+)
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --out: also put there what `hvdtrain plan` predicts from this calibration, beside "
+    "what was measured.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=FileToWrite(),
+    help="Also write the verdict there, as verdict.json in a report's folder has it.",
+)
+@margin_options
+def report(
+    runs: tuple[Path, ...],
+    out: Path | None,
+    png: Path | None,
+    reference: str,
+    calibration: Path | None,
+    json_file: Path | None,
+    margin: float,
+    accuracy_margin: float,
+) -> None:
+    """Ring or servers? A table of finished runs and the answer here, with --out also a report with
+    plots.
+
+    A RUN is the folder of one job, a folder of such folders, or what `hvdtrain compare` made.
+
+    Mode, number of workers and of servers are what is compared. Repeats of the same number are
+    compared with each other, and an answer needs five of them. Runs of several models, global
+    batches (each of one learning rate) or values of --slow are compared within each.
+
+    Runs that differ in anything else that has to be equal for a fair comparison (data, hosts and
+    their cores, hardware, versions, the samples of a repeat …) are refused, and the field is named.
+
+    \b
+    hvdtrain report comparison                       print the table of a comparison again
+    hvdtrain report a/runs/ps-sync b --out both      put single runs side by side
+    hvdtrain report comparison --png pictures
+    hvdtrain report comparison --reference cnn-mnist --out beside
+    """
+    from hvdtrain.comparing.comparison_state import conducted, tried_lines
+    from hvdtrain.reporting import check_out, json_text
+    from hvdtrain.reporting.contenders import Margins
+    from hvdtrain.runs.read import find_runs
+
+    if out:
+        check_out(out)
+    if calibration and not out:
+        raise UsageError("--calibration puts a table into the pages of a report: give --out too")
+    loaded = find_runs(runs)
+    tables = []
+    if calibration:
+        from hvdtrain.planning.calibration import load
+        from hvdtrain.planning.check import table
+
+        tables = [table(load(calibration), loaded)]
+    content = content_of(loaded, Margins(margin, accuracy_margin), reference, conducted(runs))
+    content.show()
+    if json_file:
+        try:
+            write_whole(json_file, json_text(content.data))
+        except OSError as error:
+            raise UsageError(f"--json {json_file} cannot be written: {error.strerror}") from None
+    if out or png:
+        folded: dict[str, list[str]] = {}
+        for path in runs:
+            folded |= tried_lines(path)
+        draw_report(content, out, png, tables, folded)
+
+
+def content_of(runs: "list[Run]", *given: Any, are_ours: bool = False, **more: Any) -> "Content":
+    """Returns what a report says, and where each answer flips.
+
+    Args:
+        runs: the runs.
+        given: further arguments of reporting.content.collect.
+        are_ours: whether the runs were made with the options of this command. The next command
+            needs no placeholders then.
+        more: keyword arguments of reporting.content.collect.
+
+    Raises:
+        UsageError: the runs may not be compared.
+    """
+    from hvdtrain.planning.flips import flips
+    from hvdtrain.reporting.content import collect
+
+    content = collect(runs, *given, **more)
+    if not are_ours:
+        comparisons = [
+            (compared, _with_placeholders(answer)) for compared, answer in content.comparisons
+        ]
+        content = replace(content, comparisons=comparisons)
+    for compared, answer in content.answered:
+        answer.data["flips"] = flips(compared.runs, answer.word)
+    return content
+
+
+def _with_placeholders(answer: "Answer") -> "Answer":
+    """Returns the answer with placeholders in its next command."""
+    from hvdtrain.runs.command_lines import with_placeholders
+
+    command = with_placeholders(answer.next)
+    return replace(answer, next=command, data=answer.data | {"next": command})
+
+
+def draw_report(
+    content: "Content",
+    out: Path | None,
+    png: Path | None = None,
+    tables: "Sequence[Table]" = (),
+    folded: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Writes a report's files, and its plots as pictures.
+
+    Args:
+        content: what the report says.
+        out: the folder of the report; None if it is not written.
+        png: the folder of the pictures; None if they are not written.
+        tables: see write_report.
+        folded: see write_report.
+    """
+    from hvdtrain.planning.flips import table
+    from hvdtrain.reporting import plot_style, plots, write_files, write_report
+    from hvdtrain.reporting.explaining.pictures import pictures
+
+    # Plots are many small objects that live to the end, so that collections find nothing.
+    gc.disable()
+    try:
+        drawn, notes = plots.draw(content.comparisons)
+        drawn += pictures([run for _, run in content.runs])
+        if out:
+            tables_of_flips = [table(answer.data["flips"]) for _, answer in content.answered]
+            more_tables = [*filter(None, tables_of_flips), *tables]
+            write_report(content, drawn, notes, out, more_tables, folded)
+            click.echo(f"report: {out / 'report.html'}")
+        if png:
+            files: dict[str, str | bytes] = {}
+            for plot in drawn:
+                files[f"{plot.name}.png"] = plot_style.png(plot.figure)
+            write_files(files, png, f"pictures to --png {png}")
+    finally:
+        gc.enable()
+    for note in notes:
+        click.echo(f"not in the plots: {note}")

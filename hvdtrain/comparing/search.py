@@ -1,0 +1,557 @@
+"""The search before a comparison, which finds each side at its best.
+
+Both sides are searched among as many settings and in the same time. The search is made of sprints
+that do not count in the answer: settings are chosen by some runs and judged by others. In each
+round every setting that is left sprints once, in shuffled order. `elimination.py` says which
+settings are left out then.
+
+The short search, before every comparison, has two rounds. It has the settings that were asked for,
+and of the side with fewer settings as many more as make both sides equal. `compare --tune 10m` is
+the long search: it has more settings and more rounds.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hvdtrain.base import modes
+from hvdtrain.base.config.option_types import EQUAL
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import with_noun
+from hvdtrain.comparing.comparison_state import ComparisonState
+from hvdtrain.comparing.elimination import (
+    SpeedRatio,
+    Spread,
+    compare_speeds,
+    least_rounds,
+    pooled_spread,
+)
+from hvdtrain.comparing.forecast import expected_seconds, total_seconds
+from hvdtrain.comparing.grid import SCALING, SPANNED, Axes, Planned
+from hvdtrain.launch.hosts import Host
+from hvdtrain.runs.read import grouped
+
+# The seconds of a search's sprint.
+SPRINT_S = 1.0
+# A setting below this part of its side's best samples/s is not repeated.
+FAR_BEHIND = 0.7
+# Options that change no result, with the values that are tried. The default is the first.
+SPACE: Mapping[str, Sequence[Any]] = {
+    "wait_for": ("auto", "layer", "step"),
+    "bucket_mb": (4.0, 1.0, 16.0),
+    # All cores of a worker, or one left free for messages or a server.
+    "threads": (0, -1),
+}
+# A ring's other transport. The launcher's is MPI on this machine, and Gloo over hosts.
+TRANSPORT_HERE: Mapping[str, Sequence[Any]] = {"ring_transport": ("auto", "gloo")}
+TRANSPORT_OVER_HOSTS: Mapping[str, Sequence[Any]] = {"ring_transport": ("auto", "mpi")}
+# What settings differ in. What is likely to matter most is first.
+VARIED = (
+    "wire",
+    "ring_transport",
+    "mode",
+    "wait_for",
+    "servers",
+    "threads",
+    "bucket_mb",
+)
+
+# The settings of each side, by the side's name.
+Sides = Mapping[str, Sequence[Planned]]
+# Does sprints in a folder of that name. Returns the samples/s of each contender; a contender whose
+# sprint failed has 0 or is missing.
+RunSprints = Callable[[Sequence[Planned], str], Mapping[str, float]]
+
+
+# Which settings there are
+
+
+def widen(
+    axes: Axes,
+    plan_of: Callable[[Axes], list[Planned]],
+    hosts: Sequence[Host] = (),
+    given: Collection[str] = (),
+) -> list[Planned]:
+    """Returns contenders of everything that a side can be set to, as far as it was not given.
+
+    If a ring is compared, all rings are tried, which compute the same, and both transports. Besides
+    one server, as many servers as workers are tried; and so is SPACE.
+
+    Args:
+        axes: what was asked for.
+        plan_of: plans axes. If it refuses a value, since no model of this job could be trained so,
+            the option is not varied.
+        hosts: where runs go.
+        given: options on the command line. They are not varied, even if they are as by default.
+    """
+    contenders = plan_of(axes)
+    for change in _widenings(axes, hosts, given):
+        with contextlib.suppress(UsageError):
+            wider_axes = change(axes)
+            contenders = plan_of(wider_axes)
+            axes = wider_axes
+    return contenders
+
+
+def _widenings(
+    axes: Axes, hosts: Sequence[Host], given: Collection[str]
+) -> Iterator[Callable[[Axes], Axes]]:
+    """Yields each way to widen axes."""
+    rings = [name for name in modes.names() if modes.declared(name).family == modes.RING]
+    if "modes" not in given and any(name in rings for name in axes.modes):
+        yield partial(_with_modes, names=rings)
+    if "servers" not in given and list(axes.servers) == [1]:
+        yield _with_equal_servers
+    transports = TRANSPORT_OVER_HOSTS if hosts else TRANSPORT_HERE
+    # A launcher that was given decides over hosts.
+    if hosts and "launcher" in given:
+        transports = {}
+    for name, values in {**SPACE, **transports}.items():
+        usual = [getattr(RunConfig, name)]
+        if name not in given and list(axes.options.get(name, usual)) == usual:
+            yield partial(_with_values, name=name, values=values)
+
+
+def _with_modes(axes: Axes, names: Sequence[str]) -> Axes:
+    """Returns the axes with more modes."""
+    return dataclasses.replace(axes, modes=list(dict.fromkeys([*axes.modes, *names])))
+
+
+def _with_equal_servers(axes: Axes) -> Axes:
+    """Returns the axes with one server and with as many servers as workers."""
+    return dataclasses.replace(axes, servers=[1, EQUAL])
+
+
+def _with_values(axes: Axes, name: str, values: Sequence[Any]) -> Axes:
+    """Returns the axes with these values of an option. Contenders' names leave out the default."""
+    options = {**axes.options, name: values}
+    return dataclasses.replace(axes, options=options, unnamed={*axes.unnamed, name})
+
+
+def sides(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:
+    """Returns the distributed contenders by side: rings, and servers, of each task and size."""
+    distributed = [run for run in contenders if run.family != modes.ONE_MACHINE]
+    return grouped(distributed, lambda run: run.side)
+
+
+def _sides_by_task(contenders: Sequence[Planned]) -> list[dict[str, list[Planned]]]:
+    """Returns the sides of each task and number of workers."""
+    by_task: dict[Hashable, dict[str, list[Planned]]] = {}
+    for side, settings in sides(contenders).items():
+        task = (settings[0].where, settings[0].workers)
+        by_task.setdefault(task, {})[side] = settings
+    return list(by_task.values())
+
+
+def _machines(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:
+    """Returns the contenders that stand for one machine, by side. Each task has one such side."""
+    machines = []
+    for run in contenders:
+        if run.family == modes.ONE_MACHINE and run.variant != SCALING:
+            machines.append(run)
+    return grouped(machines, lambda run: run.side)
+
+
+def on_equal_terms(
+    requested: Sequence[Planned], wide: Sequence[Planned], most: int | None = None
+) -> list[Planned]:
+    """Returns the contenders that were asked for, and more that make both sides equal.
+
+    On each task, with as many workers, there are as many settings of rings as of servers, as far as
+    `wide` has so many.
+
+    Args:
+        requested: the contenders that were asked for.
+        wide: the contenders of widened axes. The settings that differ least from what was asked for
+            are taken first.
+        most: the most settings of a side in a long search, which draws settings by the seed.
+    """
+    extras = [dataclasses.replace(run, is_extra=True) for run in _others(requested, wide)]
+    extras.sort(key=lambda run: _distance(run, requested))
+    if most:
+        random.Random(requested[0].config.seed).shuffle(extras)
+    chosen = list(requested)
+    for sides_of_task in _sides_by_task(requested):
+        # In the short search there is nothing to make equal if there is one side.
+        if len(sides_of_task) < 2 and not most:
+            continue
+        extras_by_side = {
+            side: [run for run in extras if run.side == side] for side in sides_of_task
+        }
+        number = max(len(settings) for settings in sides_of_task.values())
+        if most:
+            available = [
+                len(settings) + len(extras_by_side[side])
+                for side, settings in sides_of_task.items()
+            ]
+            number = max(number, min(most, *available))
+        for side, settings in sides_of_task.items():
+            missing = max(0, number - len(settings))
+            chosen += extras_by_side[side][:missing]
+    return chosen
+
+
+def _others(requested: Sequence[Planned], wide: Sequence[Planned]) -> list[Planned]:
+    """Returns the runs of `wide` that do something else than `requested` and than each other."""
+    names = {run.contender for run in requested}
+    seen = {_what_it_does(run) for run in requested}
+    others = []
+    for run in wide:
+        if run.contender in names or _says_default(run) or _what_it_does(run) in seen:
+            continue
+        seen.add(_what_it_does(run))
+        others.append(run)
+    return others
+
+
+def _what_it_does(run: Planned) -> Hashable:
+    return run.config, run.workers, run.hosts, run.launcher.name
+
+
+def _says_default(run: Planned) -> bool:
+    """Returns whether --wait-for names the mode's default, which `auto` stands for too."""
+    return run.config.wait_for in modes.declared(run.config.mode).wait_for[:1]
+
+
+def _distance(run: Planned, requested: Sequence[Planned]) -> tuple[int, list[int]]:
+    """Returns a key that sorts settings by how many options nobody asked for, and by which."""
+    differing = [
+        name
+        for name in ("wait_for", "bucket_mb", "ring_transport")
+        if getattr(run.config, name) != getattr(RunConfig, name)
+    ]
+    requested_threads = {other.config.threads for other in requested if other.side == run.side}
+    if run.config.threads not in requested_threads:
+        differing.append("threads")
+    for name in ("mode", "servers"):
+        requested_values = {getattr(other.config, name) for other in requested}
+        if getattr(run.config, name) not in requested_values:
+            differing.append(name)
+    return len(differing), sorted(VARIED.index(name) for name in differing)
+
+
+# How they are searched
+
+
+@dataclass(frozen=True)
+class Search:
+    """Which settings are tried before a comparison, and for how long.
+
+    In the end one setting stands for all settings of its group that cannot be told apart: the one
+    that seems faster. To repeat all of them would take several times as long. A setting that nobody
+    asked for stays only if it seems the fastest of its side.
+
+    Attributes:
+        compared: options of which several values were asked for, such as `wire` or `servers`.
+            Settings that differ in them are all repeated, unless they are far behind.
+        seconds: the time of a long search, of which each side has an equal part; 0 for the short
+            search.
+        before_whole_runs: whether whole runs follow, and no sprints. Then no setting is left out
+            for being far behind.
+    """
+
+    compared: Collection[str] = ()
+    seconds: float = 0.0
+    before_whole_runs: bool = False
+
+    def group(self, run: Planned) -> Hashable:
+        """Returns what the settings share of which the fastest is looked for."""
+        config = run.config
+        values = []
+        for name in SPANNED:
+            if name in self.compared or name not in VARIED:
+                values.append(getattr(config, name))
+        servers = config.servers if "servers" in self.compared else None
+        return (run.side, config.mode, *values, servers)
+
+    def settings_to_try(
+        self, contenders: Sequence[Planned], state: ComparisonState
+    ) -> dict[str, list[Planned]]:
+        """Returns the settings of each side that sprint.
+
+        If a search has tried all settings before, none sprints. A setting that it has not tried
+        sprints beside the settings that were not left out.
+        """
+        to_try: dict[str, list[Planned]] = {}
+        for sides_of_task in _sides_by_task(contenders):
+            every = list(itertools.chain(*sides_of_task.values()))
+            has_new = not all(map(state.was_tried, every))
+            has_choice = any(len(settings) > 1 for settings in sides_of_task.values())
+            if has_new and has_choice:
+                to_try |= _without_left_out(sides_of_task, state)
+        for side, machines in _machines(contenders).items():
+            if len(machines) > 1 and not all(map(state.was_tried, machines)):
+                to_try |= _without_left_out({side: machines}, state)
+        return to_try
+
+    def certain_sprints(
+        self, contenders: Sequence[Planned], state: ComparisonState
+    ) -> list[Planned]:
+        """Returns the sprints that the search is sure to make."""
+        to_try = self.settings_to_try(contenders, state)
+        one_round = [run.sprint(SPRINT_S) for run in itertools.chain(*to_try.values())]
+        return one_round * _least_rounds(to_try)
+
+    def expected_to_stay(
+        self, contenders: Sequence[Planned], state: ComparisonState
+    ) -> list[Planned]:
+        """Returns the contenders that are repeated, as far as it is known.
+
+        Until the search has ended, the first setting of each group stands for the one that will be
+        found, and settings that nobody asked for are not expected.
+        """
+        to_try = self.settings_to_try(contenders, state)
+        undecided = {run.contender for run in itertools.chain(*to_try.values())}
+        first_of_group: dict[Hashable, Planned] = {}
+        for run in contenders:
+            if run.contender in undecided and not run.is_extra:
+                first_of_group.setdefault(self.group(run), run)
+        likely = {run.contender for run in first_of_group.values()}
+        unlikely = undecided - likely
+        return [run for run in contenders if run.contender not in unlikely]
+
+    def run(
+        self, contenders: Sequence[Planned], state: ComparisonState, run_sprints: RunSprints
+    ) -> list[str]:
+        """Does the sprints, and notes in the state what was tried and what is left out.
+
+        Args:
+            contenders: the contenders, also those that nobody asked for.
+            state: of the comparison.
+            run_sprints: does the sprints of a round.
+
+        Returns:
+            A line about what was tried, if anything was, and one for each contender that is left
+            out.
+        """
+        to_try = self.settings_to_try(contenders, state)
+        lines = []
+        if to_try:
+            rounds = _RunningSearch(self, to_try, state, run_sprints).run()
+            numbers = [
+                f"{with_noun(len(settings), 'setting')} of {side}"
+                for side, settings in to_try.items()
+            ]
+            words = with_noun(rounds, "round")
+            lines.append(f"tried: {' and '.join(numbers)}, in {words} of sprints")
+        for run in contenders:
+            why = state.left_out(run)
+            if why:
+                lines.append(f"left out: {run.contender}: {why}")
+        return lines
+
+
+def _without_left_out(settings_by_side: Sides, state: ComparisonState) -> dict[str, list[Planned]]:
+    """Returns the settings of each side that no search has left out."""
+    return {
+        side: [run for run in settings if not state.left_out(run)]
+        for side, settings in settings_by_side.items()
+    }
+
+
+def _least_rounds(settings_by_side: Sides) -> int:
+    """Returns how many rounds there are at least."""
+    return least_rounds([len(settings) for settings in settings_by_side.values()])
+
+
+class _RunningSearch:
+    """A search while it lasts.
+
+    Args:
+        search: says what is searched.
+        to_try: the settings of each side. There is one at least.
+        state: of the comparison.
+        run_sprints: does the sprints of a round.
+
+    Attributes:
+        every: all settings that are tried.
+        left: the settings of each side that are not left out.
+        requested_modes: the modes that were asked for, each with its side.
+        speeds: samples/s of each contender, a figure a round.
+        spent_s: about how long the sprints of each side took.
+        rounds: how many rounds there were.
+        earlier_rounds: how many rounds earlier searches in this folder had.
+        decided: contenders on which an earlier search has decided.
+    """
+
+    def __init__(
+        self, search: Search, to_try: Sides, state: ComparisonState, run_sprints: RunSprints
+    ) -> None:
+        self.search = search
+        self.state = state
+        self.run_sprints = run_sprints
+        self.left = {side: list(settings) for side, settings in to_try.items()}
+        self.every = list(itertools.chain(*to_try.values()))
+        self.requested_modes = {
+            (run.side, run.config.mode) for run in self.every if not run.is_extra
+        }
+        self.speeds: dict[str, list[float]] = {run.contender: [] for run in self.every}
+        self.spent_s = dict.fromkeys(to_try, 0.0)
+        self.rounds = 0
+        self.earlier_rounds = state.rounds()
+        self.decided = {run.contender for run in self.every if state.was_tried(run)}
+
+    def run(self) -> int:
+        """Does all rounds, and notes which settings stay.
+
+        Returns:
+            How many rounds there were.
+        """
+        draw = random.Random(self.every[0].config.seed)
+        least = _least_rounds(self.left)
+        while runs := self._runs_of_next_round(least):
+            self.rounds += 1
+            self._sprint(draw.sample(runs, len(runs)))
+            if self.rounds >= least:
+                self._leave_out_slower()
+        self._leave_one_of_each_group()
+        for run in self.every:
+            self.state.keep(run)
+        self.state.save()
+        return self.rounds
+
+    def _runs_of_next_round(self, least: int) -> list[Planned]:
+        """Returns the settings that sprint next.
+
+        After the rounds that there are at least, a side sprints only if one of its groups has
+        several settings left, and the side's part of the time is enough for another round.
+        """
+        if self.rounds < least:
+            return list(itertools.chain(*self.left.values()))
+        seconds_of_side = self.search.seconds / len(self.left)
+        runs = []
+        for side, settings in self.left.items():
+            groups = grouped(settings, self.search.group).values()
+            is_undecided = any(len(group) > 1 for group in groups)
+            sprints = [run.sprint(SPRINT_S) for run in settings]
+            cost_s = total_seconds(sprints, self.state)
+            if is_undecided and self.spent_s[side] + cost_s <= seconds_of_side:
+                runs += settings
+        return runs
+
+    def _sprint(self, runs: Sequence[Planned]) -> None:
+        """Has each setting sprint once. A setting whose sprint fails is not tried again."""
+        sprints = [run.sprint(SPRINT_S) for run in runs]
+        for sprint in sprints:
+            self.spent_s[sprint.side] += expected_seconds(sprint, self.state)
+        speeds = self.run_sprints(sprints, f"pilot/{self.earlier_rounds + self.rounds}")
+        for run in runs:
+            speed = speeds.get(run.contender)
+            if speed:
+                self.speeds[run.contender].append(speed)
+            else:
+                self.left[run.side].remove(run)
+        self.state.save()
+
+    def _spread(self) -> Spread:
+        """Returns the spread that the sprints of all settings that are left have in common."""
+        tables = []
+        for settings in self.left.values():
+            tables.append({run.contender: self.speeds[run.contender] for run in settings})
+        return pooled_spread(tables)
+
+    # Who is shown to be slower
+
+    def _leave_out_slower(self) -> None:
+        """Leaves out the settings that are shown to be slower."""
+        spread = self._spread()
+        for side, settings in self.left.items():
+            staying = []
+            for run in settings:
+                why = self._why_slower(run, settings, spread)
+                if why:
+                    self.state.leave_out(run, why)
+                else:
+                    staying.append(run)
+            self.left[side] = staying
+
+    def _why_slower(self, run: Planned, settings: Sequence[Planned], spread: Spread) -> str:
+        """Returns by which rule and figures a setting is left out; empty if it stays.
+
+        A setting stays if an earlier search has decided so. One process always stays, since scaling
+        is measured from it.
+
+        Args:
+            run: the setting.
+            settings: all settings of its side that are left.
+            spread: of all sprints.
+        """
+        is_one_process = run.family == modes.ONE_MACHINE and not run.one_machine
+        if is_one_process or run.contender in self.decided:
+            return ""
+        others = [other for other in settings if other is not run]
+        rivals = [other for other in others if self._can_stand_for(other, run)]
+        if rivals:
+            fastest = self._fastest(rivals)
+            ratio = self._compare(run, fastest, spread, len(rivals))
+            if ratio.high < 1:
+                rule = f"slower than that of {with_noun(len(rivals) + 1, 'setting')}"
+                return self._reason(ratio, fastest, rule)
+        if others and not self.search.before_whole_runs:
+            fastest = self._fastest(others)
+            ratio = self._compare(run, fastest, spread, len(others))
+            if ratio.high < FAR_BEHIND:
+                rule = f"less than {FAR_BEHIND} times the best of its side"
+                return self._reason(ratio, fastest, rule)
+        return ""
+
+    def _can_stand_for(self, other: Planned, run: Planned) -> bool:
+        """Returns whether another setting, if it is faster, can stand for this one.
+
+        It can if both are of the same group. For a setting that nobody asked for, any setting of
+        the side can that computes the same.
+        """
+        if self.search.group(other) == self.search.group(run):
+            return True
+        both_in_lockstep = all(modes.declared(one.config.mode).lockstep for one in (other, run))
+        return run.is_extra and both_in_lockstep
+
+    def _fastest(self, settings: Sequence[Planned]) -> Planned:
+        return max(settings, key=lambda run: math.prod(self.speeds[run.contender]))
+
+    def _compare(self, run: Planned, ahead: Planned, spread: Spread, rivals: int) -> SpeedRatio:
+        """Returns the ratio of a setting's speed to the speed of the one ahead."""
+        speeds = self.speeds[run.contender]
+        return compare_speeds(speeds, self.speeds[ahead.contender], spread, rivals)
+
+    def _reason(self, ratio: SpeedRatio, ahead: Planned, rule: str) -> str:
+        """Returns why a setting is left out, with figures."""
+        figures = (
+            f"{ratio.ratio:.2f} times the samples/s of {ahead.contender}, at most {ratio.high:.2f}"
+        )
+        sprints = with_noun(len(self.speeds[ahead.contender]), "sprint")
+        return f"{figures}, in {sprints} of each: {rule}"
+
+    # Who cannot be told apart
+
+    def _leave_one_of_each_group(self) -> None:
+        """Leaves one setting of each group, and of what nobody asked for the fastest alone."""
+        spread = self._spread()
+        for settings in self.left.values():
+            for group in grouped(settings, self.search.group).values():
+                fastest = self._fastest(group)
+                rule = "they cannot be told apart, and the one that seems faster stands for both"
+                for run in group:
+                    self._leave_out_behind(run, fastest, spread, len(group) - 1, rule)
+                if (fastest.side, fastest.config.mode) in self.requested_modes:
+                    continue
+                rule = "nobody asked for it, and it does not seem the fastest of its side"
+                fastest_of_side = self._fastest(settings)
+                rivals = len(settings) - 1
+                self._leave_out_behind(fastest, fastest_of_side, spread, rivals, rule)
+
+    def _leave_out_behind(
+        self, run: Planned, ahead: Planned, spread: Spread, rivals: int, rule: str
+    ) -> None:
+        """Leaves out a setting that seems slower than another, unless an earlier search kept it."""
+        if run is ahead or run.contender in self.decided:
+            return
+        ratio = self._compare(run, ahead, spread, rivals)
+        self.state.leave_out(run, self._reason(ratio, ahead, rule))

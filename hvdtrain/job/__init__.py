@@ -1,0 +1,1 @@
+"""What the ranks of a job do, from a process to its messages."""

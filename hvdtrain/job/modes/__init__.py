@@ -1,0 +1,1 @@
+"""The modes, a file for each: see `hvdtrain/base/modes.py`."""

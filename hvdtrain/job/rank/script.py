@@ -1,0 +1,557 @@
+"""A worker whose loop is the user's own script: it connects to the others, runs it, and leaves the
+results.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import runpy
+import shlex
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+from torch.distributed import Store
+
+from hvdtrain.base import modes
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.base.formatting import with_noun
+from hvdtrain.base.numerics.optimizers import COUNT
+from hvdtrain.base.numerics.slowdown import Slowdown
+from hvdtrain.base.system.deadline import end_process
+from hvdtrain.base.system.terminal import Terminal
+from hvdtrain.job.coordination.job import Job
+from hvdtrain.job.coordination.synchroniser import Synchroniser
+from hvdtrain.job.rank.alike import own_host, write_manifest
+from hvdtrain.job.rank.results import finish
+from hvdtrain.job.rank.summary import HostLoads, Measured
+from hvdtrain.job.recording.manifest import weights_hash
+from hvdtrain.job.recording.metrics import Recorder
+from hvdtrain.job.recording.snapshot import write_tensors
+from hvdtrain.job.rings.ring import Ring
+from hvdtrain.job.script import handle
+from hvdtrain.job.script.gradients import (
+    Averaged,
+    Bucketed,
+    Carried,
+    Gradients,
+    InBackward,
+    call_through,
+)
+from hvdtrain.job.script.optimizer import HandedIn, take_over
+from hvdtrain.job.script.sampler import WorkerSampler
+from hvdtrain.job.script.steps import ScriptStopped, Steps
+from hvdtrain.job.training import device
+from hvdtrain.job.training.evaluation import average_buffers
+from hvdtrain.job.training.loop import Training
+from hvdtrain.job.training.progress import TrainingProgress
+from hvdtrain.job.training.saver import Saver
+from hvdtrain.job.wire.heartbeat import wait_for_ranks
+from hvdtrain.runs.scripts import hash_of_script
+
+INITIAL = "snapshots/initial.safetensors"  # of the run folder
+LOOK_EVERY_S = 0.5  # between two looks for workers that have ended
+
+
+def run_as_worker(job: Job, terminal: Terminal) -> None:
+    """Runs the script as a worker. The worker that leads writes the manifest and the summary.
+
+    Raises:
+        Failure: the script failed, or did not train.
+    """
+    session = WorkerSession(job, terminal)
+    handle.open_session(session)
+    if job.world.is_chief:
+        sys.stdout = _Both(sys.stdout, terminal.out)  # type: ignore[assignment]
+    _run(job.config, terminal)
+    if not session.sync:
+        raise Failure(f"{job.config.script} never called hvdtrain.init")
+    if not session.steps:
+        raise Failure(f"{job.config.script} never called prepare: it trained nothing")
+    session.leave_results()
+
+
+def _run(config: RunConfig, terminal: Terminal) -> None:
+    """Runs the script until it ends, or is stopped.
+
+    Raises:
+        Failure: it raised, or ended with an exit code; the line says where.
+    """
+    script = Path(config.script)
+    sys.argv = [config.script, *shlex.split(config.script_args)]
+    sys.path.insert(0, str(script.parent.absolute()))
+    try:
+        runpy.run_path(config.script, run_name="__main__")
+    except ScriptStopped:
+        return
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise Failure(f"{script.name} ended with exit code {error.code}") from None
+    except (Failure, UsageError) as error:
+        raise Failure(f"{script.name}{_line_in(script, error)}: {error}") from error
+    except Exception as error:
+        _show_traceback(script, error, terminal.err)
+        lines = str(error).strip().splitlines() or [""]
+        raise Failure(
+            f"{script.name}{_line_in(script, error)} raised {type(error).__name__}: {lines[0]}"
+        ) from error
+
+
+def _line_in(script: Path, error: BaseException) -> str:
+    """Returns the last line of the script in the traceback, as `, line 7`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).name == script.name]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _show_traceback(script: Path, error: Exception, out: TextIO) -> None:
+    """Prints the traceback from the script's own frames on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    names = [Path(frame.filename).name for frame in frames]
+    first = names.index(script.name) if script.name in names else 0
+    shown = traceback.format_list(frames[first:]) + traceback.format_exception_only(error)
+    print("".join(shown), file=out, end="", flush=True)
+
+
+class _Both:
+    """A stream that writes to two."""
+
+    def __init__(self, log: TextIO, screen: TextIO) -> None:
+        self._log = log
+        self._screen = screen
+
+    def write(self, text: str) -> int:
+        self._screen.write(text)
+        return self._log.write(text)
+
+    def flush(self) -> None:
+        self._screen.flush()
+        self._log.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+class WorkerSession:
+    """A worker, as the script's ScriptJob knows it: see job.script.handle.Session.
+
+    Args:
+        job: the job as this rank knows it.
+        terminal: the user's.
+    """
+
+    def __init__(self, job: Job, terminal: Terminal) -> None:
+        self.job = job
+        self.terminal = terminal
+        world = job.world
+        self.worker = world.worker
+        self.workers = world.workers
+        self.local_rank = world.worker if world.is_local else world.local_rank
+        self.mode = job.config.mode
+        self.seed = job.config.seed
+        self.device = job.device
+        self.sync: Any = None
+        self.steps: Steps | None = None
+        self._models: list[nn.Module] = []
+        self._samplers: list[tuple[WorkerSampler, int]] = []  # each, and what was counted of it
+        self._has_finished = False
+        self._counted = 0.0
+
+    # What the script calls
+
+    def connect(self, batch_size: int | None, early: bool) -> None:
+        self.batch_size = batch_size
+        self.early = early
+        self.sync = modes.load(self.mode).connect(self.job)
+        self.device = device.take_gpu(self.job, self.sync.group)
+        self.job = dataclasses.replace(self.job, device=self.device)
+        self.in_lockstep = modes.declared(self.mode).lockstep
+        if self.in_lockstep and self.workers > 1:
+            threading.Thread(target=self._watch, daemon=True, name="ends").start()
+
+    def prepare(self, models: list[nn.Module], handed_in: HandedIn) -> None:
+        self._models = models
+        self._handed_in = handed_in
+        names = _names(models, handed_in)
+        for name, parameter in zip(names, handed_in.parameters, strict=True):
+            _check_parameter(name, parameter, self.device)
+        self._check_alike(handed_in, names)
+        config = dataclasses.replace(self.job.config, **handed_in.options())
+        self.job = dataclasses.replace(self.job, config=config)
+        holder = nn.ParameterList(handed_in.parameters)
+        state = handed_in.state()
+        gradients = self._exchange(models, handed_in, holder, names)
+        if state and not gradients.updates_here:
+            self.sync.restore(0, state)
+        gradients.own_step = take_over(handed_in.optimizer, self._step, self._synchronize)
+        if self.job.config.deterministic and self.worker == 0:  # for `verify`, to compare with
+            initial = self.job.folder / INITIAL
+            write_tensors(initial, self._whole_model().state_dict())
+        self._begin(gradients, holder)
+
+    def _whole_model(self) -> nn.Module:
+        return self._models[0] if len(self._models) == 1 else nn.ModuleList(self._models)
+
+    def _exchange(
+        self,
+        models: list[nn.Module],
+        handed_in: HandedIn,
+        holder: nn.ParameterList,
+        names: list[str],
+    ) -> Gradients:
+        """Connects models and optimizer with the mode's exchange."""
+        sync = self.sync
+        outside = _outside(models, handed_in)
+        everything = nn.ModuleList([*models, outside])
+        if self.mode == "ddp":
+            _check_for_ddp(models, outside)
+        sync.share_weights(everything)
+        sync.exchange_for(self.job.config, handed_in.borders())
+        if self.mode == "ddp":
+            call_through(models[0], sync.prepare(models[0]))
+            return InBackward(sync)
+        if self.mode == "single":
+            sync.prepare(everything)
+            return InBackward(sync)
+        kind: type[Bucketed] = Averaged if self.mode == "allreduce" else Carried
+        gradients = kind(sync, holder, names, handed_in, self.tell)
+        gradients.may_be_early = self.early
+        if not isinstance(sync, Ring):
+            self._share_buffers(everything)
+        return gradients
+
+    def _share_buffers(self, everything: nn.Module) -> None:
+        """Gives all workers the first one's buffers, and what is not trained, which servers lack."""
+        trained = {id(p) for p in self._handed_in.parameters}
+        tensors = [
+            tensor
+            for tensor in (*everything.parameters(), *everything.buffers())
+            if id(tensor) not in trained
+        ]
+        if not tensors:
+            return
+        own = torch.cat([tensor.detach().cpu().double().flatten() for tensor in tensors])
+        shared = self.sync.group.sum(own if self.worker == 0 else torch.zeros_like(own))
+        parts = shared.split([tensor.numel() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def _check_alike(self, handed_in: HandedIn, names: list[str]) -> None:
+        """Checks that all workers have the same parameters, in the same order.
+
+        Raises:
+            Failure: some have others than the first worker.
+        """
+        group = self.sync.group
+        shapes = [
+            f"{name} {list(p.shape)}" for name, p in zip(names, handed_in.parameters, strict=True)
+        ]
+        own = {"shapes": shapes, "groups": handed_in.borders()}
+        digest = hashlib.sha256(json.dumps(own).encode()).hexdigest()
+        of_workers = group.gather_to_first(digest)
+        if not group.any(len(set(of_workers.values())) > 1):
+            return
+        of_workers = group.gather_to_first(own)
+        problems = []
+        if of_workers:
+            first = of_workers[min(of_workers)]
+            problems = [_difference(worker, first, its) for worker, its in of_workers.items()]
+        raise Failure(group.sentence(next(filter(None, problems), "")))
+
+    def _begin(self, gradients: Gradients, holder: nn.Module) -> None:
+        job, config = self.job, self.job.config
+        self._write_manifest()
+        self.recorder = Recorder(job.folder, job.world.rank, False)
+        self.slowdown = Slowdown(config.slow, job.world.worker, config.seed)
+        # Without a bar, which the script's own output would break.
+        self.progress = TrainingProgress(self.terminal.out, job.steps, False, 0, self.workers)
+        if job.world.is_chief:
+            self.progress.lead()
+        self.sync.report = self.progress.print
+        self.steps = Steps(
+            job, self.sync, gradients, holder, self.recorder, self.slowdown, self._count_samples
+        )
+        for model in self._models:
+            self.steps.watch(model)
+        self.host_loads = HostLoads(self.sync)
+        self.steps.begin()
+
+    def _write_manifest(self) -> None:
+        """Has the first worker write the manifest, if all have the same script and weights."""
+        job, config = self.job, self.job.config
+        script = Path(config.script)
+        everything = nn.ModuleList(self._models)
+        found = {
+            "code": hash_of_script(config),
+            "weights": weights_hash(everything),
+            "images": None,
+            "host": own_host(job),
+        }
+        seen = {
+            "dataset_hash": None,
+            "image_size": 0,
+            "classes": 0,
+            "train_samples": 0,
+            "validation_samples": 0,
+            "initial_weights": f"blake2b:{found['weights']}",
+            "model_hash": found["code"],
+            "bad_images": None,
+        }
+        told = {
+            "model": script.name,
+            "dataset": "its own data",
+            "script": script.name,
+            "script_args": config.script_args,
+            "global_batch": self.batch_size or 0,
+            "schedule": "the script's",
+            "augment": "the script's",
+        }
+        write_manifest(job, self.sync, everything, found, seen, self.terminal, told=told)
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        if self.steps:
+            self.steps.gradients.set_accumulating(accumulating)
+
+    def _step(self) -> None:
+        assert self.steps
+        self._handed_in.check_unchanged()
+        self.steps.take()
+
+    def _synchronize(self) -> None:
+        assert self.steps
+        self.steps.synchronize()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self._let_others_go_on()
+        return self.sync.group.sum(values)  # type: ignore[no-any-return]
+
+    def gather(self, value: Any) -> list[Any]:
+        self._let_others_go_on()
+        of_workers = self.sync.group.gather_to_first(value)
+        return [of_workers[worker] for worker in sorted(of_workers)]
+
+    def _let_others_go_on(self) -> None:
+        """Tells servers that this worker pushes nothing before the others have come too."""
+        if not self.in_lockstep and self.steps:
+            self.sync.idle()
+
+    def average_buffers(self) -> None:
+        self._let_others_go_on()
+        average_buffers(nn.ModuleList(self._models), self.sync)
+
+    def refresh(self) -> None:
+        if self.steps:
+            self.sync.refresh()
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        assert self.steps
+        if self.steps.gradients.updates_here:
+            return self._handed_in.state()
+        return _together(self.sync, sum(p.numel() for p in self._handed_in.parameters))
+
+    def note_sampler(self, sampler: WorkerSampler) -> None:
+        self._samplers.append((sampler, 0))
+
+    def _count_samples(self) -> int:
+        """Returns how many samples this worker has trained on since the last call."""
+        if self.batch_size:
+            before = int(self._counted)
+            self._counted += self.batch_size / self.workers
+            return int(self._counted) - before
+        counted = sum(sampler.taken - before for sampler, before in self._samplers)
+        self._samplers = [(sampler, sampler.taken) for sampler, _ in self._samplers]
+        if not self._samplers and self.job.config.sprint:
+            raise Failure(
+                "speed is told in samples/s: say hvdtrain.init(batch_size=N), the samples of a "
+                "step of all workers, or take job.sampler(dataset)"
+            )
+        return counted
+
+    def report(self, figures: dict[str, float]) -> None:
+        if self.steps:
+            self.steps.history.reported.update(figures)
+
+    def finish(self) -> None:
+        if self._has_finished or not self.steps:
+            return
+        self._has_finished = True
+        self._agree_on_end()
+        self.steps.meet()
+        self.sync.refresh()
+        self.steps.is_over = True
+        self.processor_s = self.steps.processor.seconds()
+
+    # Ends of scripts
+
+    def _agree_on_end(self) -> None:
+        """Checks in lockstep that all workers have taken as many steps.
+
+        Raises:
+            Failure: they have not.
+        """
+        assert self.steps
+        if not self.in_lockstep or self.workers == 1:
+            return
+        store = self.sync.group.store
+        store.set(_end_of(self.worker), str(self.steps.taken))
+        first = self.job.world.servers
+        keys = {first + worker: _end_of(worker) for worker in range(self.workers)}
+        wait_for_ranks(store, keys, self.job.config.timeout, self.job.world.rank)
+        taken = [int(store.get(key)) for key in keys.values()]
+        if len(set(taken)) > 1:
+            raise Failure(_unequal(taken.index(min(taken)), min(taken), max(taken)))
+
+    def _watch(self) -> None:
+        """Ends this process when another worker has ended after fewer steps than this one began."""
+        store = self.sync.group.store.clone()
+        others = [worker for worker in range(self.workers) if worker != self.worker]
+        with contextlib.suppress(RuntimeError):  # nobody serves the store any more
+            while not self._has_finished:
+                time.sleep(LOOK_EVERY_S)
+                for worker in others:
+                    self._end_if_left_alone(store, worker)
+
+    def _end_if_left_alone(self, store: Store, worker: int) -> None:
+        """Ends this process, if it is in a step that the other worker will never take."""
+        key = _end_of(worker)
+        if not (self.steps and self.steps.is_within_step and store.check([key])):
+            return
+        ended = int(store.get(key))
+        begun = self.steps.taken + 1
+        if ended < begun:
+            rank = self.job.world.rank
+            end_process(f"rank {rank} failed: {_unequal(worker, ended, begun)}")
+
+    def tell(self, line: str) -> None:
+        """Shows the user a line, where this is the worker that leads."""
+        if self.sync.group.leads:
+            print(f"hvdtrain: {line}", file=self.terminal.err, flush=True)
+
+    def leave_results(self) -> None:
+        """Writes what the script came to, and leaves the others. All workers call this together."""
+        assert self.steps
+        if self.job.config.sprint:
+            self._has_finished = True
+            self.processor_s = self.steps.processor.seconds()
+        else:
+            self.finish()
+        self.progress.close()
+        self.recorder.close()
+        model = self._whole_model()
+        saver = Saver(self.job, model, self.sync, self.recorder, 0, False, self.tell, self.slowdown)
+        training = Training(
+            self.job,
+            model,
+            model,
+            self.sync,
+            self.recorder,
+            self.progress,
+            saver,
+            self.steps.history,
+            self.slowdown,
+        )
+        finish(training, Measured(0, self.processor_s, self.host_loads), None)
+
+
+def _names(models: list[nn.Module], handed_in: HandedIn) -> list[str]:
+    """Returns a name for each parameter of the optimizer."""
+    found: dict[int, str] = {}
+    for number, model in enumerate(models):
+        prefix = f"model {number}: " if len(models) > 1 else ""
+        for name, parameter in model.named_parameters():
+            found.setdefault(id(parameter), prefix + name)
+    return [
+        found.get(id(parameter), f"parameter {number} of the optimizer")
+        for number, parameter in enumerate(handed_in.parameters)
+    ]
+
+
+def _outside(models: list[nn.Module], handed_in: HandedIn) -> nn.ParameterList:
+    """Returns the optimizer's parameters that are in none of the models."""
+    inside = {id(parameter) for model in models for parameter in model.parameters()}
+    return nn.ParameterList([p for p in handed_in.parameters if id(p) not in inside])
+
+
+def _check_for_ddp(models: list[nn.Module], outside: nn.ParameterList) -> None:
+    """Checks that torch's wrapper of one model averages all gradients.
+
+    Raises:
+        Failure: it would not.
+    """
+    if len(models) > 1:
+        raise Failure("--mode ddp takes one model: torch wraps each by itself")
+    if len(outside):
+        raise Failure(
+            "--mode ddp: the optimizer has a parameter that is in no model, and torch averages "
+            "the gradients of the model alone"
+        )
+
+
+def _check_parameter(name: str, parameter: torch.Tensor, on: torch.device) -> None:
+    """Checks that a parameter can be exchanged.
+
+    Raises:
+        Failure: it cannot.
+    """
+    if parameter.dtype != torch.float32:
+        kind = str(parameter.dtype).removeprefix("torch.")
+        raise Failure(f"{name} is {kind}: weights are float32 here, and autocast computes in bf16")
+    if parameter.layout != torch.strided:
+        raise Failure(f"{name} is no dense tensor")
+    if parameter.device.type != on.type:
+        raise Failure(
+            f"{name} is on {parameter.device}, and this worker computes on {on}: move the model "
+            "with model.to(job.device) before its optimizer is made"
+        )
+
+
+def _difference(worker: int, first: dict[str, Any], own: dict[str, Any]) -> str:
+    """Returns how a worker's parameters differ from the first one's; empty where they do not."""
+    ours, theirs = first["shapes"], own["shapes"]
+    if len(ours) != len(theirs):
+        return (
+            f"worker {worker} has {with_noun(len(theirs), 'parameter')} to train, and the first "
+            f"one {len(ours)}: all workers train the same model"
+        )
+    for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one != other:
+            return (
+                f"parameter {place} of worker {worker} is {other}, and of the first one {one}: "
+                "all workers need the same parameters in the same order"
+            )
+    if first["groups"] != own["groups"]:
+        return f"worker {worker} has other parameter groups than the first one"
+    return ""
+
+
+def _end_of(worker: int) -> str:
+    """Returns the key of how many steps a worker had taken when its script ended."""
+    return f"script/ended/{worker}"
+
+
+def _unequal(worker: int, steps: int, others: int) -> str:
+    return (
+        f"worker {worker} ended after {with_noun(steps, 'step')}, and another one is at step "
+        f"{others}: in lockstep all take as many, so give all as many batches (job.sampler does)"
+    )
+
+
+def _together(sync: Synchroniser, elements: int) -> dict[str, torch.Tensor]:
+    """Returns the optimizer's state as flat vectors, on the worker that leads."""
+    vectors: dict[str, torch.Tensor] = {}
+    for start, part in sync.optimizer_parts():
+        for name, values in part.items():
+            if name == COUNT:
+                vectors[name] = values
+                continue
+            whole = vectors.setdefault(name, torch.zeros(elements))
+            whole[start : start + len(values)] = values
+    return vectors

@@ -1,0 +1,1 @@
+"""The files that ranks write into a run folder: manifest, metrics, snapshots and traces."""

@@ -1,0 +1,384 @@
+"""Rings by Horovod, which averages gradients bucket by bucket while backward computes the rest."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+from torch.futures import Future
+
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.numerics.clock import Stretch, Stretches
+from hvdtrain.base.numerics.flat import flatten_weights, trained
+from hvdtrain.base.numerics.optimizers import (
+    COUNT,
+    StepSettings,
+    make_exchange_optimizer,
+    restore_state,
+    settings_of,
+    state_of,
+    use_settings,
+)
+from hvdtrain.base.numerics.threads import compute_on
+from hvdtrain.base.system import terminal, trace
+from hvdtrain.job.buckets.exchange import Exchange, Lane
+from hvdtrain.job.buckets.local_rounds import BucketCarrier
+from hvdtrain.job.buckets.partition import BucketRange, cut
+from hvdtrain.job.buckets.staging import Staging
+from hvdtrain.job.coordination.job import Job
+from hvdtrain.job.coordination.store_group import StoreGroup
+from hvdtrain.job.coordination.synchroniser import NO_STATE, OwnState, ring_traffic
+from hvdtrain.job.wire import horovod
+from hvdtrain.job.wire.heartbeat import TOLD_AFTER, UNLIMITED_S, end_when_silent
+from hvdtrain.job.wire.horovod import wait_for_any
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+# Bytes of gradients that are handed to Horovod at once. Horovod averages them in the order in which
+# it has them.
+UNDER_WAY = 32 * 2**20
+# Where layers wait: at most so many buckets are ahead of one that the next forward needs first.
+BUCKETS_AHEAD = 2
+FORGET = 0  # a handle that Horovod does not give: see Collectives.forget
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of Horovod that is under way.
+
+    Attributes:
+        handle: Horovod's handle.
+        following: takes the operation's result, begins the operation that follows, and returns its
+            handle. None where nothing follows.
+        future: takes the result of the last operation.
+    """
+
+    handle: int
+    following: Callable[[Any], int] | None
+    future: Any
+
+
+class Collectives:
+    """Horovod's operations on buckets.
+
+    A thread waits for them, so that what follows an operation is done at once.
+
+    Args:
+        device: the device of the optimizers.
+
+    Attributes:
+        updates: when optimizers were at work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.updates = Stretches(device)
+        self._begun: SimpleQueue[Operation] = SimpleQueue()
+        threading.Thread(target=self._wait, args=(device,), name="ring", daemon=True).start()
+
+    def average(self, tensor: torch.Tensor, name: str) -> "Future[torch.Tensor]":
+        """Launches an all-reduce; returns the average over all ranks, in the tensor itself."""
+        return self._result(lambda: hvd.allreduce_async_(tensor, op=hvd.Average, name=name))
+
+    def average_shard(
+        self, tensor: torch.Tensor, name: str, following: Callable[[torch.Tensor], int]
+    ) -> "Future[torch.Tensor]":
+        """Launches a reduce-scatter, and the operation that follows; returns the latter's result.
+
+        Args:
+            tensor: what is averaged.
+            name: Horovod's name for it.
+            following: takes this rank's shard of the average, [shard] float32, begins the operation
+                that follows, and returns its handle.
+        """
+        return self._result(
+            lambda: hvd.reducescatter_async(tensor, op=hvd.Average, name=name), following
+        )
+
+    def gather(self, tensor: torch.Tensor, name: str) -> "Future[torch.Tensor]":
+        """Launches an all-gather; returns the concatenation of all ranks' tensors."""
+        return self._result(lambda: hvd.allgather_async(tensor, name=name))
+
+    def forget(self) -> None:
+        """Waits for nothing that is under way.
+
+        Horovod is stopped next. It knows no handle any more then, and gives each anew.
+        """
+        self._result(lambda: FORGET).wait()
+
+    def _result(
+        self, begin: Callable[[], int], following: Callable[[Any], int] | None = None
+    ) -> "Future[torch.Tensor]":
+        """Begins an operation; returns its result, or the exception that it ends with.
+
+        Nothing is raised here: where Horovod has ended, backward goes on.
+
+        Args:
+            begin: begins the operation, and returns its handle.
+            following: see Operation. The result is that of the operation that follows.
+        """
+        future: Any = Future()
+        try:
+            self._begun.put(Operation(begin(), following, future))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _wait(self, device: torch.device) -> None:
+        """Takes results as they come.
+
+        They may come in any order: the other ranks may have begun with another bucket.
+        """
+        compute_on(device)
+        waiting: list[Operation] = []
+        while True:
+            if not waiting:
+                waiting.append(self._begun.get())
+            while not self._begun.empty():
+                waiting.append(self._begun.get())
+            forget = next((one for one in waiting if one.handle == FORGET), None)
+            if forget:
+                waiting.clear()
+                forget.future.set_result(None)
+                continue
+            done = wait_for_any([one.handle for one in waiting], self._begun.empty)
+            if done is None:
+                continue
+            operation = waiting.pop(done)
+            try:
+                result = hvd.synchronize(operation.handle)
+                if operation.following:
+                    handle = operation.following(result)
+                    waiting.append(Operation(handle, None, operation.future))
+                else:
+                    operation.future.set_result(result)
+            except Exception as error:
+                operation.future.set_exception(error)
+
+
+def as_float16(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor as Horovod sends it at half the bytes."""
+    packed, _ = hvd.Compression.fp16.compress(tensor)
+    return packed  # type: ignore[no-any-return]
+
+
+class RingLane(Lane):
+    """A bucket's way around the ring, and the optimizer of the part that this rank updates.
+
+    Args:
+        number, bucket, weights, staging: see Lane.
+        ring: averages the bucket.
+        job: the job as this rank knows it.
+
+    Attributes:
+        start: where the part begins in the bucket.
+        part: [elements] float32 of the bucket's weights, which the optimizer changes.
+        payload: bytes that were handed over to be averaged so far, as they are sent.
+        context: the optimizer's learning rate, or its settings for each group of parameters.
+        averages: [bucket] float32, where the average is left for an optimizer that is not the
+            lane's. None: the lane takes the optimizer's step.
+    """
+
+    context: StepSettings
+    averages: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        number: int,
+        bucket: BucketRange,
+        weights: torch.Tensor,
+        staging: Staging | None,
+        ring: Collectives,
+        job: Job,
+    ) -> None:
+        super().__init__(number, bucket, weights, staging)
+        self.ring = ring
+        self.world = job.world
+        self.config = job.config
+        self.start, self.part = self.choose_part()
+        self.payload = 0
+        self.optimizer = make_exchange_optimizer(job.config, [self.part], job.world.workers)
+
+    def choose_part(self) -> tuple[int, torch.Tensor]:
+        """Returns `start` and `part`: here, all of the bucket."""
+        part = self.weights.cpu() if self.staging else self.weights
+        return 0, part
+
+    def update(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Takes the optimizer's step on this rank's part, and returns the part, [part] float32."""
+        use_settings(self.optimizer, settings_of(self.context, self.group))
+        self.part.grad = gradient
+        with self.ring.updates.during():
+            self.optimizer.step()
+        self.part.grad = None
+        return self.part
+
+
+def _trace_reduction(lane: Lane, came: float, under_way: int) -> None:
+    """Writes a reduction of a recorded step to the timeline of --trace."""
+    if trace.is_recording():
+        trace.reduction(lane.size, lane.sent_at)
+
+
+class Ring(BucketCarrier):
+    """A synchroniser whose buckets Horovod averages.
+
+    Args:
+        job: the job as this rank knows it.
+        make_lane: makes a bucket's lane, of RingLane's arguments.
+
+    Attributes:
+        staged: gradients go through CPU memory: they are on a GPU, and Horovod has no NCCL or
+            cannot use it.
+    """
+
+    exchange: Exchange
+
+    def __init__(self, job: Job, make_lane: Callable[..., RingLane]) -> None:
+        # Gloo's own limit, 30 s, would run while others still look at their images, and while
+        # buckets are under way.
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(UNLIMITED_S))
+        self.job = job
+        self.config = job.config
+        self.world = job.world
+        self.make_lane = make_lane
+        backend = self.join()
+        on_gpu = job.device.type == "cuda"
+        self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
+        self.backend = "horovod-nccl" if on_gpu and not self.staged else backend
+        self.waits_for_layers = job.waits_for_layers
+
+    def join(self) -> str:
+        """Finds the other workers: makes `group`, and starts Horovod.
+
+        Returns:
+            What carries tensors on CPUs.
+        """
+        met = None if self.world.starts_horovod else self._meet()
+        backend = horovod.join(self.world, met, self.config.ring_transport)
+        store = met
+        if not store and self.world.size > 1:
+            store = self._meet()
+        self.group = StoreGroup(self.world, store, self.config.timeout, horovod.leave)
+        return backend
+
+    def _meet(self) -> "Store":
+        """Returns the store that all ranks share.
+
+        From now on this process ends when a process that it needs is silent.
+        """
+        store = self.job.meet()
+        end_when_silent(self.world, store, self.config.timeout)
+        return store
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        self.share_weights(model)
+        sizes = [p.numel() for p in trained(model)]
+        self.carry(sizes, flatten_weights(model))
+        self.exchange.attach(model, self.waits_for_layers)
+        return model
+
+    def carry(self, sizes: Sequence[int], weights: torch.Tensor) -> Sequence[BucketRange]:
+        buckets = self.cut(sizes)
+        self.collectives = Collectives(torch.device("cpu") if self.staged else weights.device)
+        staging = Staging(weights, buckets) if self.staged else None
+        lanes = [
+            self.make_lane(number, bucket, weights, staging, self.collectives, self.job)
+            for number, bucket in enumerate(buckets)
+        ]
+        room = UNDER_WAY
+        if self.waits_for_layers:
+            room = BUCKETS_AHEAD * 4 * self.config.bucket_elements
+        patience = TOLD_AFTER * self.config.timeout
+        self.exchange = Exchange(lanes, sizes, weights, staging, room, patience, self.tell)
+        if trace.is_on:
+            self.exchange.on_answered = _trace_reduction
+        return buckets
+
+    def tell(self, line: str) -> None:
+        """Shows the user a line, where this is the worker that leads."""
+        if self.group.leads:
+            terminal.tell(line)
+
+    def cut(self, sizes: Sequence[int]) -> list[BucketRange]:
+        """Returns the buckets of parameters with so many elements each."""
+        return cut(
+            sizes, 1, self.config.bucket_elements, self.config.fragments, borders=self.borders
+        )
+
+    def exchange_for(self, config: RunConfig, borders: Sequence[int]) -> None:
+        super().exchange_for(config, borders)
+        self.job = replace(self.job, config=config)
+
+    def share_weights(self, model: nn.Module) -> None:
+        # Horovod knows no bool: its bytes, in the same memory.
+        state = {
+            name: t.view(torch.uint8) if t.dtype == torch.bool else t
+            for name, t in model.state_dict().items()
+        }
+        if not self.staged:
+            hvd.broadcast_parameters(state, root_rank=0)
+            return
+        shared = {name: tensor.cpu() for name, tensor in state.items()}
+        hvd.broadcast_parameters(shared, root_rank=0)
+        model.load_state_dict(shared)
+
+    def restore(
+        self, step: int, state: Mapping[str, torch.Tensor], own: OwnState = NO_STATE
+    ) -> None:
+        for lane in self.exchange.lanes:
+            start = lane.bucket.start + lane.start
+            places = slice(start, start + len(lane.part))
+            of_part = {
+                name: values if name == COUNT else values[places] for name, values in state.items()
+            }
+            restore_state(lane.optimizer, [lane.part], of_part)
+
+    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        if self.group.leads:
+            for lane in self.exchange.lanes:
+                yield lane.bucket.start, state_of(lane.optimizer, [lane.part])
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        self.exchange.bucketer.accumulating = accumulating
+
+    def begin(self, step: int, lr: float) -> None:
+        self.exchange.begin(lr)
+
+    def begin_carrying(self, lr: StepSettings, buckets: int, is_new_step: bool) -> None:
+        self.exchange.begin(lr)
+
+    def wait(self) -> None:
+        self.exchange.end_backward()
+        if not self.waits_for_layers:
+            self.exchange.wait_for_all()
+
+    def send(self, values: Mapping[int, torch.Tensor]) -> None:
+        for number, of_bucket in values.items():
+            self.exchange.send(number, of_bucket)
+
+    def wait_for(self, numbers: Sequence[int]) -> None:
+        self.exchange.wait_for(numbers)
+
+    def refresh(self) -> None:
+        self.exchange.wait_for_all()
+
+    def mean_over_workers(self, values: torch.Tensor) -> torch.Tensor:
+        # The barrier names a worker that does not come. Horovod would wait for ever.
+        self.group.barrier()
+        return self.collectives.average(values, "mean").wait()
+
+    @property
+    def waits(self) -> Sequence[Stretch]:
+        return self.exchange.waits
+
+    def updates(self) -> Sequence[Stretch]:
+        return self.collectives.updates.take()
+
+    def traffic(self, steps: int) -> tuple[int, int]:
+        return ring_traffic(self.world.size, sum(lane.payload for lane in self.exchange.lanes))

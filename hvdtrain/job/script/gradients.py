@@ -1,0 +1,286 @@
+"""How a script's gradients come together, and its optimizer's step is taken.
+
+In `single` and `ddp` torch has averaged the gradients when backward ends. In `allreduce` Horovod
+averages them bucket by bucket. In both, the script's own optimizer then takes the step. In
+`sharded` and with servers the optimizer runs elsewhere, and what comes back are weights.
+
+Gradients leave as backward computes them where the script lets them: see Bucketed.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain.base.errors import Failure
+from hvdtrain.base.formatting import some_of
+from hvdtrain.base.numerics.flat import flatten_weights, views
+from hvdtrain.job.buckets.local_rounds import BucketCarrier
+from hvdtrain.job.rings.ring import Ring
+from hvdtrain.job.script.optimizer import HandedIn
+
+
+class Gradients(ABC):
+    """The gradients of a script's step.
+
+    Attributes:
+        own_step: takes the step of the script's own optimizer.
+        updates_here: whether that is what `step` does.
+    """
+
+    own_step: Callable[[], None]
+    updates_here = True
+
+    def set_accumulating(self, accumulating: bool) -> None:  # noqa: B027
+        """Sets whether another backward pass of the same step follows."""
+
+    def begin_forward(self) -> None:  # noqa: B027
+        """Takes note that a forward pass begins whose gradients will be asked for."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Brings the gradients together before the step, for the script to look at or clip.
+
+        Where servers have the optimizer, the gradients stay this worker's own.
+        """
+
+    @abstractmethod
+    def step(self) -> None:
+        """Takes the optimizer's step; blocks until the model has the new weights."""
+
+
+class InBackward(Gradients):
+    """Gradients that torch's reducer averages within backward, or that are one process's own.
+
+    Args:
+        sync: of the mode, prepared.
+    """
+
+    def __init__(self, sync: Any) -> None:
+        self.sync = sync
+        self.check = sync.gradient_check
+        self._is_synchronized = False
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        self.sync.set_accumulating(accumulating)
+
+    def begin_forward(self) -> None:
+        # A backward without a step is over: the next one may bring the same gradients again.
+        if self.check and self.check.has_begun:
+            self.check.end_backward()
+
+    def synchronize(self) -> None:
+        if not self._is_synchronized:
+            self.sync.wait()
+        self._is_synchronized = True
+
+    def step(self) -> None:
+        self.synchronize()
+        self._is_synchronized = False
+        self.own_step()
+
+
+def call_through(model: nn.Module, wrapper: nn.Module) -> None:
+    """Has a call of the model go through the wrapper that has it, as torch's reducer.
+
+    The model stays what the script knows: its attributes, and the names in its state_dict.
+    """
+    kind = type(model)
+    is_within = False
+
+    def call(self: nn.Module, *inputs: Any, **named: Any) -> Any:
+        nonlocal is_within
+        if is_within:
+            return kind.__call__(self, *inputs, **named)
+        is_within = True
+        try:
+            return wrapper(*inputs, **named)
+        finally:
+            is_within = False
+
+    model.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+class Bucketed(Gradients):
+    """Gradients that travel in buckets of the mode's Exchange.
+
+    In the first step they all leave when the script calls `step` or `synchronize`, as the script
+    may do anything to them before. If each parameter had one gradient then, outside of
+    `accumulate`, those of later steps leave as backward computes them.
+
+    Args:
+        sync: of the mode, connected.
+        holder: has the optimizer's trained parameters, in the order of the flat vector.
+        handed_in: the script's optimizer.
+        tell: shows the user a line.
+
+    Attributes:
+        is_early: whether gradients leave as backward computes them.
+    """
+
+    def __init__(
+        self,
+        sync: Any,
+        holder: nn.Module,
+        names: Sequence[str],
+        handed_in: HandedIn,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.sync: BucketCarrier = sync
+        self.handed_in = handed_in
+        self.names = names
+        self.tell = tell
+        self.parameters = handed_in.parameters
+        self.weights = flatten_weights(holder)
+        sizes = [p.numel() for p in self.parameters]
+        borders = handed_in.borders()
+        sync.carry(sizes, self.weights)
+        self.exchange = sync.exchange
+        for lane in self.exchange.lanes:
+            lane.group = bisect_right(borders, lane.bucket.start)
+        self.is_early = False
+        self.may_be_early = True
+        self._accumulating = False
+        self._has_begun = False
+        self._is_synchronized = False
+        self._came: set[int] = set()  # parameters with a gradient, outside of accumulate
+        self._sent: set[int] = set()
+        self._sent_with: Any = None  # the settings of the step that has begun
+        self._told_of_missing = False
+        for number, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._take, number))
+
+    def set_accumulating(self, accumulating: bool) -> None:
+        self._accumulating = accumulating
+
+    def _take(self, number: int, parameter: torch.Tensor) -> None:
+        """Takes note of a gradient, as a hook of its parameter, and sends it where that is early."""
+        if self._accumulating:
+            return
+        if number in self._came:
+            self._refuse_second(number)
+            self.may_be_early = False
+        self._came.add(number)
+        if self.is_early:
+            self._begin()
+            self._send(number, parameter)
+
+    def _refuse_second(self, number: int) -> None:
+        if number in self._sent:
+            raise Failure(
+                f"{self.names[number]} had a second gradient before step, and the first has been "
+                "sent: have all backward passes of a step but the last in `with job.accumulate():`"
+            )
+
+    def _begin(self) -> None:
+        """Begins to send a step's gradients, if it has not begun."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._sent_with = self.handed_in.settings()
+        self.sync.begin_carrying(self._sent_with, len(self.exchange.lanes), True)
+
+    def _send(self, number: int, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        if gradient.layout != torch.strided:
+            raise Failure(f"{self.names[number]} has sparse gradients: use sparse=False")
+        self._sent.add(number)
+        self.exchange.bucketer.put(number, gradient)
+        if self.is_early:
+            parameter.grad = None
+
+    def _send_rest(self) -> None:
+        """Sends what has not left yet; a parameter without a gradient sends zeros."""
+        missing = [
+            self.names[number]
+            for number, p in enumerate(self.parameters)
+            if p.grad is None and number not in self._sent
+        ]
+        if missing and not self._told_of_missing:
+            self._told_of_missing = True
+            self.tell(
+                f"no gradient of {some_of(missing)} in this step: it counts as zero, and weight "
+                "decay and momentum still move the weight; freeze it to leave it out"
+            )
+        self._begin()
+        for number, parameter in enumerate(self.parameters):
+            if number not in self._sent:
+                self._send(number, parameter)
+
+    def _end(self) -> None:
+        self.is_early = self.may_be_early
+        self._has_begun = False
+        self._is_synchronized = False
+        self._came.clear()
+        self._sent.clear()
+
+
+class Averaged(Bucketed):
+    """Gradients that Horovod averages, for the script's own optimizer."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.averages = torch.empty_like(self.weights)
+        self._views = views(self.averages, self.parameters)
+        self.exchange.bucketer.gather_in(self.averages)
+        for lane in self.exchange.lanes:
+            lane.averages = self.averages[lane.bucket.start : lane.bucket.stop]
+
+    def synchronize(self) -> None:
+        if self._is_synchronized:
+            return
+        self._is_synchronized = True
+        self._send_rest()
+        self.exchange.wait_for_all()
+        for parameter, average in zip(self.parameters, self._views, strict=True):
+            parameter.grad = average
+
+    def step(self) -> None:
+        self.synchronize()
+        self._end()
+        self.own_step()
+
+
+class Carried(Bucketed):
+    """Gradients that the mode takes the optimizer's step with: in `sharded`, and on servers.
+
+    Settings that the script changes between backward and `step`, and gradients that it clips, have
+    to leave when it calls `step`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.updates_here = False
+
+    def synchronize(self) -> None:
+        if self._sent:
+            raise Failure(
+                "synchronize was called in this step and not in the first one, so that gradients "
+                "have left already: call it in every step, or hvdtrain.init(early=False)"
+            )
+        self.may_be_early = False
+        if self._is_synchronized or not isinstance(self.sync, Ring):
+            return
+        self._is_synchronized = True
+        of_all = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        flat = torch.cat([gradient.flatten().cpu() for gradient in of_all])
+        mean = self.sync.mean_over_workers(flat).to(self.weights.device)
+        for parameter, average in zip(self.parameters, views(mean, self.parameters), strict=True):
+            parameter.grad = average
+
+    def step(self) -> None:
+        if self._has_begun and self._sent_with != self.handed_in.settings():
+            self.may_be_early = False
+            self.tell(
+                "param_groups changed between backward and step, when gradients had left with "
+                "the former settings: from the next step on they leave when step is called"
+            )
+        self._send_rest()
+        self.exchange.wait_for_all()
+        self._end()

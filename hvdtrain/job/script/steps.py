@@ -1,0 +1,215 @@
+"""What is counted and decided after each step of a script: metrics, the end of a sprint."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdtrain.base import modes
+from hvdtrain.base.errors import Failure
+from hvdtrain.base.numerics.clock import Clock, Timer, move
+from hvdtrain.base.numerics.slowdown import Slowdown
+from hvdtrain.job.coordination.job import Job
+from hvdtrain.job.coordination.synchroniser import Synchroniser
+from hvdtrain.job.recording.metrics import Recorder
+from hvdtrain.job.script.gradients import Gradients, InBackward
+from hvdtrain.job.training.barrier import Decision, StepBarrier
+from hvdtrain.job.training.cost import ProcessorTime
+from hvdtrain.job.training.history import History
+from hvdtrain.job.training.sprint import Sprint
+
+
+class ScriptStopped(BaseException):
+    """Ends a script between two steps, when its time or its steps are over.
+
+    It is no Exception, so that a script that catches those ends too.
+    """
+
+
+class Steps:
+    """The steps of a script on one worker.
+
+    Args:
+        job: the job as this rank knows it.
+        sync: the mode's, prepared.
+        gradients: of the script.
+        holder: has the parameters that are trained.
+        recorder: writes metrics.
+        slowdown: what makes this worker slower than it is.
+        count_samples: returns how many samples this worker has trained on since it was asked last.
+
+    Attributes:
+        taken: how many steps this worker has taken.
+        history: what training has come to.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        sync: Synchroniser,
+        gradients: Gradients,
+        holder: nn.Module,
+        recorder: Recorder,
+        slowdown: Slowdown,
+        count_samples: Callable[[], int],
+    ) -> None:
+        self.config = job.config
+        self.sync = sync
+        self.gradients = gradients
+        self.recorder = recorder
+        self.slowdown = slowdown
+        self.count_samples = count_samples
+        self.history = History()
+        self.taken = 0
+        self.is_over = False
+        self.in_lockstep = modes.declared(job.config.mode).lockstep
+        self.alone = job.world.size == 1
+        self.clock = Clock(holder, job.device)
+        self.barrier = StepBarrier(job.config, sync.group, job.steps, 0.0)
+        self.sprint = None
+        if job.config.sprint:
+            self.sprint = Sprint(job.config.sprint, self.barrier, recorder)
+        self._has_gone_forward = False
+        self._is_between_steps = True
+        self._is_synchronized = False
+
+    def begin(self) -> None:
+        """Starts the clock, when every worker is ready."""
+        self.sync.group.barrier()
+        self.processor = ProcessorTime(self.sync)
+        self.timer = Timer(0.0)
+        self.clock.start()
+
+    def watch(self, model: nn.Module) -> None:
+        """Times the model's forward passes."""
+        model.register_forward_pre_hook(self._begin_forward)
+        model.register_forward_hook(self._end_forward)
+
+    def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        self.gradients.begin_forward()
+        self.clock.mark("backward" if self._has_gone_forward else "data")
+
+    def _end_forward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        self.clock.mark("forward")
+        self._has_gone_forward = True
+        if self.slowdown.rules:
+            self._slow_down()
+
+    def _slow_down(self) -> None:
+        """Sleeps as --slow asks for, between forward and backward, and as part of the latter."""
+        _, began = self.clock.marks[-2]
+        ended = self.clock.marks[-1][1]
+        self.clock.watch.wait_for(ended)
+        # Backward takes about twice as long as forward.
+        computed_s = 3 * self.clock.watch.seconds(began, ended)
+        self.slowdown.slow(self.taken + 1, self.timer.seconds(), computed_s)
+
+    @property
+    def is_within_step(self) -> bool:
+        """Whether this worker waits, or soon will, for what others do in the same step."""
+        in_backward = isinstance(self.gradients, InBackward) and self.clock.last_gradient
+        return bool(in_backward) or not self._is_between_steps
+
+    def synchronize(self) -> None:
+        """Brings the gradients together: see Gradients.synchronize."""
+        self._mark_backward()
+        self.gradients.synchronize()
+        self.clock.mark("comm")
+        self._is_synchronized = True
+
+    def _mark_backward(self) -> None:
+        if not self._is_between_steps:
+            return
+        self._is_between_steps = False
+        if self.clock.last_gradient is None:
+            self.clock.mark("backward")
+        else:
+            self.clock.mark_last_gradient("backward")
+
+    def take(self) -> None:
+        """Takes a step of the script's optimizer, and decides with the others what follows.
+
+        Raises:
+            ScriptStopped: the time that the script was given is up, or its steps.
+        """
+        if self.is_over:
+            raise Failure("step was called after job.finish(), where training ends")
+        self._mark_backward()
+        if self._is_synchronized:  # what the script did to the gradients since
+            self.clock.mark("optimizer")
+        elif self.gradients.updates_here:
+            self.synchronize()
+        self.gradients.step()
+        self.clock.mark("optimizer" if self.gradients.updates_here else "comm")
+        self.taken += 1
+        self.history.step = self.taken
+        self._record()
+        if self._decide():
+            self._end_round()
+
+    def _record(self) -> None:
+        updates = self.sync.updates()
+        seconds = self.clock.lap(self.sync.waits, updates)
+        if self.alone:  # what comes after the last gradient is no wait for others
+            seconds = move(seconds, "comm", "backward", seconds["comm"])
+        row = {
+            "step": self.taken,
+            "epoch": 1,
+            "samples": self.count_samples(),
+            "loss": None,
+            "accuracy": None,
+            "time": round(self.timer.seconds(), 6),
+        }
+        self.recorder.step(row, seconds, 0, self.sync.push_status)
+        self.clock.mark("metrics")
+        self.clock.last_gradient = None
+        self._has_gone_forward = False
+        self._is_between_steps = True
+        self._is_synchronized = False
+
+    def _decide(self) -> Decision:
+        """Returns what follows this step: all workers decide alike, or come to that later."""
+        elapsed = self.timer.seconds()
+        if self.in_lockstep:
+            decision = self.barrier.after(self.history.step, elapsed, is_last=False)
+            self.clock.mark("barrier")
+            return decision
+        budget = self.barrier.time_budget
+        steps = self.barrier.steps
+        is_time_up = bool(budget) and elapsed >= budget
+        return Decision(over=is_time_up or bool(steps and self.taken >= steps))
+
+    def _end_round(self) -> None:
+        """Meets the others where all have decided something.
+
+        Raises:
+            ScriptStopped: it was that the script ends here.
+        """
+        self.meet()
+        decision = Decision(over=True)
+        if self.sprint:
+            with self.processor.paused():
+                decision = self.sprint.after_round(self.history, decision, 1)
+        if decision.over:
+            raise ScriptStopped
+        if self.history.step == self.history.warm_steps:
+            self.processor = ProcessorTime(self.sync)
+        self.timer = Timer(self.history.wall_s)
+        self.clock.start()
+
+    def meet(self) -> None:
+        """Waits for the other workers, and takes over how far all are together."""
+        elapsed = self.timer.seconds()
+        if not self.in_lockstep:
+            self.sync.idle()  # type: ignore[attr-defined]  # nobody waits for this worker's pushes
+        _, rows = self.sync.group.all_gather([elapsed, self.taken])
+        self.history.wall_s = rows[:, 0].max().item()
+        self.history.step = round(rows[:, 1].mean().item())
+        self.clock.mark("barrier")
+        spent = self.clock.lap()
+        self.recorder.spend(spent | {"barrier": spent["barrier"] + self.history.wall_s - elapsed})

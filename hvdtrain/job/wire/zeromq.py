@@ -1,0 +1,459 @@
+"""The wire by ZeroMQ: raw tensors with headers (`packing`), encrypted where there is a key.
+
+Each rank listens with a ROUTER socket and calls each other rank by a DEALER socket (`sockets`). A
+ZeroMQ socket is for one thread: one thread of each process owns all sockets, and other threads hand
+it what they send. The key is in HVDTRAIN_WIRE_KEY, which `hvdtrain launch` sets. Without a key,
+ranks on one host go on in clear on loopback, and ranks on several hosts refuse.
+"""
+
+import itertools
+import math
+import os
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import zmq
+from torch.futures import Future
+
+from hvdtrain.base.errors import Failure
+from hvdtrain.base.world.network import VARIABLE, WIRE_KEY, own_address
+from hvdtrain.base.world.place import World
+from hvdtrain.job.wire.heartbeat import wait_for_ranks, while_served
+from hvdtrain.job.wire.messages import CONNECTION_ENDED, INLINE_BYTES, Push, no_answer
+from hvdtrain.job.wire.packing import Frames, pack, receive, send, unpack
+from hvdtrain.job.wire.requests import WATCH, Requests
+from hvdtrain.job.wire.shared import Parcel
+from hvdtrain.job.wire.sockets import Sockets, check_key
+from hvdtrain.job.wire.wire import Wire
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+# Methods whose small messages are handled by the thread that has received them: to hand them to
+# another thread would cost more.
+QUICK = ("push", "lease", "now", WATCH)
+SMALL = 2 * INLINE_BYTES
+TICK_MS = 100  # how often deadlines are checked
+SOCKETS_A_MESSAGE = 16  # for so many sockets more, a poll is followed by one more message
+RETRY_MS = 20  # how often a connection to a rank that comes back is tried
+AGAIN_S = 5.0  # for how long a rank that comes back tries to listen where it did
+REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+# A rank listens before its endpoint is known: an endpoint that refuses a connection has ended.
+ENDED = zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | REFUSED
+
+
+class _Call(NamedTuple):
+    """A call that is not answered yet.
+
+    Attributes:
+        future: the future of the answer.
+        deadline: when the call has failed, by time.monotonic().
+        timeout: the seconds until then, from the call on.
+        rank: the rank that was called.
+        frames: the message.
+    """
+
+    future: "Future[Any]"
+    deadline: float
+    timeout: float
+    rank: int
+    frames: Frames
+
+
+class _Request(NamedTuple):
+    """A peer's call.
+
+    Attributes:
+        peer: what the router calls the peer.
+        number: the peer's number of the call.
+        method: the name of the method.
+        arguments: passed to the method.
+    """
+
+    peer: bytes
+    number: int
+    method: str
+    arguments: list[Any]
+
+
+class ZeroMQ(Wire):
+    """Calls by ZeroMQ. Ranks can join while it is in use.
+
+    Args:
+        address: where this rank listens, `tcp://ADDRESS`. The system chooses the port, where none
+            is named.
+        requests: answers the peers.
+        key: CURVE's secret key, or empty.
+        timeout: seconds that a handshake may take.
+
+    Raises:
+        zmq.ZMQError: this host has no such address.
+    """
+
+    def __init__(
+        self, address: str, requests: Requests, key: str = "", timeout: float = 60.0
+    ) -> None:
+        super().__init__(requests)
+        self.key = key
+        self._sockets = Sockets(key, timeout)
+        self._router = self._sockets.make(zmq.ROUTER)
+        self._router.bind(address if address.count(":") == 2 else f"{address}:*")
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wake).atexit = False
+        # Messages to send, each to the rank that is called; None: an answer, by the router.
+        self._outgoing: deque[tuple[int | None, Frames]] = deque()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Call] = {}
+        self._lost: dict[int | None, str] = {}  # by rank, why
+        self._ended = ""  # why nothing is carried any more
+        self._lock = threading.Lock()  # guards the calls
+        self._closing = False
+        cores = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(min(max(4, cores), 16), thread_name_prefix="wire")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="wire")
+        self._thread.start()
+
+    def call(
+        self, rank: int, method: str, *arguments: Any, timeout: float | None = None
+    ) -> "Future[Any]":
+        future: Future[Any] = Future()
+        seconds = math.inf if timeout is None else timeout
+        number = next(self._numbers)
+        frames = pack([number, method, list(arguments)])
+        call = _Call(future, time.monotonic() + seconds, seconds, rank, frames)
+        with self._lock:
+            lost = self._ended or self._lost.get(rank)
+            if not lost:
+                self._pending[number] = call
+                self._post(rank, frames)
+        if lost:
+            future.set_exception(RuntimeError(lost))
+        return future
+
+    def close(self) -> None:
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._pool.shutdown(wait=False)
+        self._sockets.close()
+
+    def _post(self, rank: int | None, frames: Frames) -> None:
+        """Lets the thread that owns the sockets send a message."""
+        self._outgoing.append((rank, frames))
+        if threading.get_ident() != self._thread.ident:
+            os.eventfd_write(self._wake, 1)
+
+    # The methods below run in the thread that owns the sockets. The pool's threads handle some
+    # messages: _handle, _reply, _read_answer and _settle.
+
+    def _run(self) -> None:
+        reason = "this process has left"
+        try:
+            self._carry()
+        except BaseException as error:  # or callers would wait for a thread that has ended
+            traceback.print_exc()
+            reason = f"the wire failed: {type(error).__name__}: {error}"
+        finally:
+            with self._lock:
+                self._ended = reason
+            self._give_up(lambda call: True, reason)
+
+    def _carry(self) -> None:
+        self._dealers: dict[int, zmq.Socket[bytes]] = {}
+        self._poller = zmq.Poller()
+        # Called when there is something to read from a socket or file.
+        self._handlers: dict[Any, Callable[[], object]] = {}
+        self._handle_when_ready(self._router, self._take_requests)
+        self._handle_when_ready(self._wake, partial(os.eventfd_read, self._wake))
+        next_check = 0.0  # of the deadlines
+        while not self._closing or self._outgoing:
+            for ready, _ in self._poller.poll(TICK_MS):
+                handle = self._handlers.get(ready)
+                if handle:  # None where an event before this one has closed the socket
+                    handle()
+            while self._outgoing:
+                rank, frames = self._outgoing.popleft()
+                self._send(rank, frames)
+            now = time.monotonic()
+            if now > next_check:
+                next_check = now + TICK_MS / 1000
+                self._expire(now)
+        for dealer in self._dealers.values():
+            dealer.disable_monitor()
+
+    def _handle_when_ready(self, source: Any, handle: Callable[[], object]) -> None:
+        self._handlers[source] = handle
+        self._poller.register(source, zmq.POLLIN)
+
+    def _dial(self, rank: int) -> "zmq.Socket[bytes]":
+        """Connects to a rank."""
+        dealer = self._sockets.make(zmq.DEALER)
+        events = ENDED
+        if rank in self.returning:
+            dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
+            events &= ~zmq.Event.CONNECT_RETRIED
+        monitor = dealer.get_monitor_socket(events)
+        dealer.connect(self.endpoints[rank])
+        self._dealers[rank] = dealer
+        self._handle_when_ready(dealer, partial(self._take_answer, dealer))
+        self._handle_when_ready(monitor, partial(self._take_event, rank, monitor))
+        return dealer
+
+    def _send(self, rank: int | None, frames: Frames) -> None:
+        if rank in self._lost:
+            return
+        try:
+            if rank is None:
+                send(self._router, frames)
+            else:
+                send(self._dealers.get(rank) or self._dial(rank), frames)
+        except (zmq.ZMQError, KeyError) as error:  # a peer that is gone, or one socket too many
+            if rank is None:
+                return
+            is_gone = isinstance(error, zmq.Again)
+            self._lose(rank, CONNECTION_ENDED if is_gone else f"it cannot be called: {error}")
+
+    def _lose(self, rank: int, why: str) -> None:
+        self._hang_up(rank)
+        if rank in self.returning and why == CONNECTION_ENDED:
+            self._send_again(rank)
+            return
+        with self._lock:
+            self._lost[rank] = why
+        self._give_up(lambda call: call.rank == rank, why)
+
+    def _send_again(self, rank: int) -> None:
+        """Sends what a rank has not answered. It goes out when the rank is back."""
+        self.returned(rank)
+        with self._lock:
+            for _ in range(len(self._outgoing)):
+                message = self._outgoing.popleft()
+                if message[0] != rank:
+                    self._outgoing.append(message)
+            unanswered = [call.frames for call in self._pending.values() if call.rank == rank]
+        dealer = self._dial(rank)
+        for frames in unanswered:
+            send(dealer, frames)
+
+    def _hang_up(self, rank: int) -> None:
+        """Closes the connection to a rank.
+
+        ZeroMQ would connect again otherwise, to whoever listens there then.
+        """
+        dealer = self._dealers.pop(rank, None)
+        if dealer is None:
+            return
+        monitor = dealer.get_monitor_socket()
+        dealer.disable_monitor()
+        for socket in (dealer, monitor):
+            self._poller.unregister(socket)
+            del self._handlers[socket]
+            socket.close()
+
+    def _expire(self, now: float) -> None:
+        self._give_up(lambda call: call.deadline < now)
+
+    def _give_up(self, is_concerned: "Callable[[_Call], bool]", why: str = "") -> None:
+        """Fails the calls that are concerned: for a reason, or for want of an answer."""
+        with self._lock:
+            calls = [(number, call) for number, call in self._pending.items() if is_concerned(call)]
+        for number, call in calls:
+            self._settle(number, RuntimeError(why or no_answer(call.timeout)))
+
+    def _take_answer(self, dealer: "zmq.Socket[bytes]") -> None:
+        frames = receive(dealer)
+        if sum(map(len, frames)) <= SMALL:
+            self._read_answer(frames)
+        else:
+            self._pool.submit(self._read_answer, frames)
+
+    def _take_event(self, rank: int, monitor: "zmq.Socket[bytes]") -> None:
+        """Takes note that the connection to a rank has ended.
+
+        Answers that came before that count. They are read here, so that they are not late.
+        """
+        frames = receive(monitor)
+        if not frames:
+            return
+        while answer := receive(self._dealers[rank]):
+            self._read_answer(answer)
+        event = int.from_bytes(frames[0].bytes[:2], "little")
+        if event & REFUSED:
+            self._lose(rank, "it does not have this job's key")
+        else:
+            self._lose(rank, CONNECTION_ENDED)
+
+    def _take_requests(self) -> None:
+        """Handles what peers ask for.
+
+        As a rule this reads one message: to find that there is no other takes time. The more
+        sockets there are, the longer a poll takes, and the more messages are read after it.
+        """
+        for _ in range(1 + len(self._handlers) // SOCKETS_A_MESSAGE):
+            frames = receive(self._router)
+            if not frames:
+                return
+            request = _read_request(frames)
+            if request is None:
+                continue  # anybody may have sent it
+            if request.method in QUICK and _is_small(request, frames):
+                self._handle(request)
+            else:
+                self._pool.submit(self._handle, request, time.perf_counter())
+
+    def _handle(self, request: _Request, queued: float | None = None) -> None:
+        """Answers a request.
+
+        Args:
+            request: the peer's call.
+            queued: when the request began to wait for a thread, by time.perf_counter(); None: it
+                did not wait.
+        """
+        if queued is not None:
+            self.requests.waited(request.method, time.perf_counter() - queued)
+        try:
+            answer = self.requests.calls[request.method](*request.arguments)
+        except Exception as error:
+            answer = error
+        if isinstance(answer, Future):
+            answer.add_done_callback(partial(self._reply, request))
+        else:
+            self._reply(request, answer)
+
+    def _reply(self, request: _Request, answer: Any) -> None:
+        """Sends an answer.
+
+        Args:
+            request: the peer's call.
+            answer: what the method returned or raised, or a future that is done.
+        """
+        number = request.number
+        try:
+            if isinstance(answer, Exception):
+                raise answer
+            value = answer.value() if isinstance(answer, Future) else answer
+            frames = pack([number, "", value])
+        except Exception as error:  # the method failed, or its result cannot be sent
+            words = str(error)
+            if not isinstance(error, Failure):  # what nobody expected is printed here too
+                traceback.print_exception(error)
+                words = f"{type(error).__name__}: {error}"
+            frames = pack([number, words, None])
+        self._post(None, [request.peer, *frames])
+
+    def _read_answer(self, frames: Frames) -> None:
+        try:
+            number, problem, value = unpack(frames)
+        except (ValueError, TypeError):
+            return
+        if type(number) is int:
+            self._settle(number, RuntimeError(problem) if problem else value)
+
+    def _settle(self, number: int, outcome: Any) -> None:
+        with self._lock:
+            pending = self._pending.pop(number, None)
+        if pending and isinstance(outcome, RuntimeError):
+            pending.future.set_exception(outcome)
+        elif pending:
+            pending.future.set_result(outcome)
+
+
+def _read_request(frames: Frames) -> _Request | None:
+    """Returns the request in a message that the router has received; None where it is none."""
+    try:
+        number, method, arguments = unpack(frames[1:])
+    except (ValueError, TypeError):  # TypeError: it is no list
+        return None
+    if type(number) is not int or type(method) is not str or type(arguments) is not list:
+        return None
+    return _Request(frames[0].bytes, number, method, arguments)
+
+
+def _is_small(request: _Request, frames: Frames) -> bool:
+    """Returns whether a request has no large tensor, in its frames or in shared memory."""
+    if sum(map(len, frames)) > SMALL:
+        return False
+    for argument in request.arguments:
+        if type(argument) is Push and type(argument.gradient) is list:
+            if any(type(tensor) is Parcel for tensor in argument.gradient):
+                return False
+    return True
+
+
+@while_served()
+def connect(world: World, store: "Store", timeout: float, requests: Requests) -> ZeroMQ:
+    """Listens, and finds where the other ranks listen.
+
+    Args:
+        world: where this rank is.
+        store: the store that all ranks share.
+        timeout: seconds after which a silent rank is lost.
+        requests: answers the peers.
+
+    Raises:
+        Failure: the job is on several hosts, and there is no key; the address is not this host's;
+            some rank is lost, or has ended.
+    """
+    key = os.environ.get(WIRE_KEY, "")
+    if not key and not world.is_local:
+        raise Failure(
+            "--wire zmq over hosts needs a key: `hvdtrain launch` makes one, or set "
+            f"{WIRE_KEY} on every rank"
+        )
+    check_key(key)
+    address = own_address(world)
+    try:
+        wire = ZeroMQ(f"tcp://{address}", requests, key, timeout)
+    except zmq.ZMQError as error:
+        raise Failure(
+            f"--wire zmq cannot listen at {address} ({error}): name an interface with {VARIABLE}"
+        ) from None
+    if world.joined is None:
+        store.set(f"wire/{world.rank}", wire.endpoint)
+    # A worker that joins calls servers alone, or the first worker of a ring.
+    needed = range(world.size) if world.joined is None else range(max(1, world.servers))
+    others = {rank: f"wire/{rank}" for rank in needed if rank != world.rank}
+    wait_for_ranks(store, others, timeout)
+    # All at once: one by one, 256 ranks take 3 s.
+    endpoints = store.multi_get(list(others.values())) if others else []
+    for rank, endpoint in zip(others, endpoints, strict=True):
+        wire.endpoints[rank] = endpoint.decode()
+    return wire
+
+
+def connect_again(
+    endpoint: str, endpoints: Mapping[int, str], timeout: float, requests: Requests, key: str
+) -> ZeroMQ:
+    """Listens where a rank listened that was killed.
+
+    Args:
+        endpoint: where that was.
+        endpoints: where the other ranks listen.
+        timeout: seconds that a handshake may take.
+        requests: answers the peers.
+        key: CURVE's secret key, or empty.
+
+    Raises:
+        Failure: another process listens there now.
+    """
+    deadline = time.monotonic() + AGAIN_S
+    while True:
+        try:
+            wire = ZeroMQ(endpoint, requests, key, timeout)
+        except zmq.ZMQError as error:
+            if time.monotonic() > deadline:
+                raise Failure(
+                    f"a server that comes back cannot listen at {endpoint}: {error}"
+                ) from None
+            time.sleep(RETRY_MS / 1000)
+        else:
+            wire.endpoints.update(endpoints)
+            return wire

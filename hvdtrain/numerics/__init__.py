@@ -1,1 +1,0 @@
-"""Arithmetic on tensors that knows nothing of processes: flat vectors, optimizers, precision, codecs, timing."""

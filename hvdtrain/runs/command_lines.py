@@ -1,0 +1,202 @@
+"""Command lines that repeat runs: a comparison of several, or the training of one.
+
+They are made from the runs' configurations, for `next` of an answer.
+"""
+
+import contextlib
+import dataclasses
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hvdtrain.base import modes
+from hvdtrain.base.config.file import read_config
+from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, LENGTHS, RunConfig, flag, in_words
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.system.own_code import is_code
+from hvdtrain.runs.folder import CONFIG
+from hvdtrain.runs.launched import Launched, job_command
+from hvdtrain.runs.read import Run
+from hvdtrain.runs.request import CHOICES
+
+# Fields that `compare` sets for each run.
+_SET_BY_COMPARE = {"mode", "servers", "repeat", "seed", "threads", "sprint"}
+# A longer comparison's runs take so many times as long.
+LONGER = 4
+PLACEHOLDERS = {
+    "-H": "HOSTS",
+    "--launcher": "LAUNCHER",
+    "--sync-dst-dir": "DIR",
+    "--network-interface": "NAME",
+}
+SPRINTS, TRAININGS = "sprints", "trainings"
+
+
+def _config(run: Run) -> RunConfig:
+    """Returns the run's configuration, or one of its mode alone if that cannot be read."""
+    with contextlib.suppress(UsageError, OSError, TypeError, ValueError):
+        return RunConfig(**read_config(run.folder / CONFIG))
+    return RunConfig(mode=run.kind.mode, servers=run.kind.servers, snapshot_every="never")
+
+
+def compare_command(
+    runs: Sequence[Run], repeats: int, add: Iterable[str] = (), longer: str = "", trainings: int = 0
+) -> str:
+    """Returns the `hvdtrain compare` command that compares what these runs compared.
+
+    Args:
+        repeats: how many times each kind runs.
+        add: modes that are to be compared too.
+        longer: SPRINTS or TRAININGS: those take longer, in another folder. Without sprints all
+            runs do.
+        trainings: how many whole runs follow the sprints, if there are sprints; 0 for as many as
+            there were.
+    """
+    configs = [_config(run) for run in runs]
+    words = _sizes(runs, add)
+    words += _place([run for run in runs if not run.kind.one_machine])
+    words += _lengths(runs, configs, longer, trainings)
+    for field in dataclasses.fields(RunConfig):
+        if field.name not in _SET_BY_COMPARE | LENGTHS:
+            words += _option(field, runs, configs)
+    seed = configs[0].seed - runs[0].manifest.repeat + 1
+    if seed > 0:
+        words += ["--seed", str(seed)]
+    runs_folder = runs[0].folder.parent
+    comparison = runs_folder.parent
+    if runs_folder.name == "runs" and (comparison / "logs").is_dir():
+        words += ["--out", f"{comparison}-longer" if longer else str(comparison)]
+    return shlex.join(["hvdtrain", "compare", *words, "--repeats", str(repeats)])
+
+
+def _sizes(runs: Sequence[Run], add: Iterable[str]) -> list[str]:
+    """Returns the options for modes and for the numbers of workers and servers."""
+    kinds = [run.kind for run in runs]
+    # Beside one process `compare` adds rings on one host, which stand for one machine.
+    named = [kind.mode for kind in kinds if not kind.one_machine]
+    machines = ["single"] if any(kind.one_machine for kind in kinds) else []
+    mode_names = dict.fromkeys([*named, *machines, *add])
+    workers = sorted({kind.workers for kind in kinds if kind.is_distributed})
+    servers = sorted({kind.servers for kind in kinds if kind.servers})
+    words = ["--modes", ",".join(mode_names)]
+    if workers:
+        words += ["--workers", ",".join(map(str, workers))]
+    if servers:
+        words += ["--servers", ",".join(map(str, servers))]
+    return words
+
+
+def _option(
+    field: "dataclasses.Field[Any]", runs: Sequence[Run], configs: Sequence[RunConfig]
+) -> list[str]:
+    """Returns the option of `compare` with its values; empty if all have the default."""
+    values = _values(field, runs, configs)
+    if field.name == "wire":  # `compare` takes all wires unless one is named
+        return [flag("wire"), *values] if len(values) == 1 else []
+    usual = "never" if field.name == "snapshot_every" else field.default
+    if set(values) <= {usual}:
+        return []
+    if isinstance(usual, bool):
+        return [flag(field.name) if True in values else f"--no-{flag(field.name)[2:]}"]
+    return [flag(field.name), ",".join(str(in_words(field, value)) for value in values)]
+
+
+def _values(
+    field: "dataclasses.Field[Any]", runs: Sequence[Run], configs: Sequence[RunConfig]
+) -> list[Any]:
+    """Returns the field's values, each once, in runs of modes that use it."""
+    name = field.name
+    if name in CHOICES:
+        # A mode that supports none of the chosen values runs with its default beside them.
+        chosen = {getattr(config, name) for config in configs} - {field.default}
+        users = {mode for mode in modes.names() if chosen & {*getattr(modes.declared(mode), name)}}
+        used = [config for config in configs if config.mode in users]
+    else:
+        users = {mode for mode in modes.names() if name in modes.declared(mode).options}
+        used = [
+            config
+            for run, config in zip(runs, configs, strict=True)
+            if not users or run.kind.mode in users
+        ]
+    return list(dict.fromkeys(getattr(config, name) for config in used))
+
+
+def _lengths(
+    runs: Sequence[Run], configs: Sequence[RunConfig], longer: str, trainings: int
+) -> list[str]:
+    """Returns the options for the length of runs and, with sprints, for the number of trainings."""
+    sprint = max((run.manifest.sprint for run in runs), default=0.0)
+    trained = [run for run in runs if not run.manifest.sprint]
+    trained_configs = [
+        config for run, config in zip(runs, configs, strict=True) if not run.manifest.sprint
+    ]
+    words = []
+    if trained_configs:
+        are_longer = longer == TRAININGS or (bool(longer) and not sprint)
+        words = _training_length(trained_configs[0], are_longer, bool(sprint))
+    if not sprint:
+        return words
+    trainings = trainings or max((run.manifest.repeat for run in trained), default=1)
+    if words or trainings > 1:
+        words += ["--trainings", str(trainings)]
+    sprint_s = sprint * LONGER if longer == SPRINTS else sprint
+    return ["--sprint", f"{sprint_s:g}", *words]
+
+
+def _training_length(config: RunConfig, is_longer: bool, after_sprints: bool) -> list[str]:
+    """Returns the option for the length of trainings; after sprints, only if it is no default."""
+    times = LONGER if is_longer else 1
+    if config.time_budget:
+        return ["--time-budget", f"{config.time_budget * times:g}s"]
+    if config.steps:
+        return ["--steps", str(config.steps * times)]
+    if config.epochs or is_longer or not after_sprints:
+        return ["--epochs", str((config.epochs or DEFAULT_EPOCHS) * times)]
+    return []
+
+
+def _place(runs: Sequence[Run]) -> list[str]:
+    """Returns the options for launcher and hosts, each with the most ranks that a run had there."""
+    launches = [run.manifest.launch for run in runs if run.manifest.launch]
+    slots: dict[str, int] = {}
+    for launch in launches:
+        for host in launch.hosts:
+            name, _, count = host.partition(":")
+            slots[name] = max(slots.get(name, 0), int(count) if count.isdecimal() else 1)
+    launchers = [launch.launcher for launch in launches if launch.hosts and launch.launcher]
+    launcher = launchers[0] if launchers else "local"
+    hosts = tuple(f"{name}:{count}" for name, count in slots.items())
+    return Launched(launcher, hosts).place_options()
+
+
+def with_placeholders(command: str) -> str:
+    """Returns a command of this module with placeholders for places, code and URLs.
+
+    Run folders may be anybody's, and the command is there to be pasted: it must not run a
+    stranger's code, open their URL, or go to their hosts.
+    """
+    words = shlex.split(command)
+    for at, option in enumerate(words[:-1]):
+        value = words[at + 1]
+        if option in ("--model", "--dataset"):
+            words[at + 1] = ",".join(map(_placeholder, value.split(",")))
+        elif option == "--script":
+            words[at + 1] = "FILE.py"
+        elif option in PLACEHOLDERS:
+            words[at + 1] = PLACEHOLDERS[option]
+    return shlex.join(words)
+
+
+def _placeholder(value: str) -> str:
+    if "://" in value:
+        return "URL"
+    return "FILE.py:FUNCTION" if is_code(value) else value
+
+
+def run_command(run: Run) -> str:
+    """Returns the command that trains as this run did, without what a comparison sets."""
+    set_by_compare = ("repeat", "threads", "seed", "snapshot_every", "sprint")
+    defaults = {name: getattr(RunConfig, name) for name in set_by_compare}
+    config = dataclasses.replace(_config(run), **defaults)
+    launched = run.manifest.launch or Launched("local")
+    return shlex.join(job_command(config, run.kind.workers, launched))

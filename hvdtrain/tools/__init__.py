@@ -1,0 +1,1 @@
+"""What measures, checks and tests: each of them a command."""

@@ -1,1 +1,0 @@
-"""Where this process is: its place in its job, its host, its network."""

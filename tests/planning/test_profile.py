@@ -1,0 +1,46 @@
+"""How long it takes to measure what a step computes, whatever the model."""
+
+import pytest
+from helpers.own import written
+
+from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.data.find import find_dataset
+from hvdtrain.planning.profile import profile
+
+IMAGE_S = 0.05
+SLOW = f"""
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+class Slow(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.out = nn.Linear(4, classes)
+
+    def forward(self, x):
+        with Path(__file__).with_name("seen").open("a") as file:
+            print(len(x), file=file)
+        time.sleep({IMAGE_S} * len(x))
+        return self.out(x)
+
+def build(classes): return Slow(classes)
+def data():
+    samples = TensorDataset(torch.rand(64, 4), torch.arange(64) % 2)
+    return samples, samples
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_that_would_take_too_long_is_measured_smaller_and_told_of(tmp_path):
+    mine, told, budget_s = written(tmp_path, SLOW), [], 1.0
+    config = RunConfig(model=f"{mine}:build", dataset=f"{mine}:data")
+    found = profile(config, 64, find_dataset(config.dataset), 0, budget_s, told.append)
+    assert found["batch_per_worker"] == 64
+    assert any("2 of 64 images a step are measured" in line for line in told)
+    images = sum(int(line) for line in (tmp_path / "seen").read_text().splitlines())
+    of_all_cores = 4 * 2
+    assert images * IMAGE_S < 2 * budget_s + of_all_cores * IMAGE_S

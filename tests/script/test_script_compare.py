@@ -1,0 +1,92 @@
+"""A script in comparisons: what the answer says of speed and of what the script reports."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers.forked_jobs import forked_hvdtrain
+from helpers.jobs import SETTINGS
+from helpers.report_runs import run
+
+from hvdtrain.base.errors import UsageError
+from hvdtrain.reporting.answer import SERVERS, UNKNOWN, reach_answer
+from hvdtrain.reporting.fairness import check
+from hvdtrain.runs.command_lines import with_placeholders
+
+SPREAD = (1.0, 1.02, 0.98, 1.01, 0.99)
+RING, ASYNC = ("allreduce", 2), ("ps-async", 2, 1)
+SCRIPT = {"script": "train.py", "script_args": "", "train_samples": None}
+NOTHING = {"val_accuracy": None, "val_loss": None, "time_to_target_s": None, "evaluations": []}
+
+
+def repeats(kind, speed, change=SCRIPT, **summarised):
+    """Returns five runs of a kind."""
+    return [
+        run(*kind, repeat=number, speed=speed * factor, change=change, **summarised)
+        for number, factor in enumerate(SPREAD, 1)
+    ]
+
+
+def sprints(kind, speed):
+    return repeats(kind, speed, SCRIPT | {"sprint": 4.0}, **NOTHING)
+
+
+def test_without_a_report_the_answer_is_of_speed_alone_and_says_so():
+    said = reach_answer([*sprints(RING, 100), *sprints(ASYNC, 130)])
+    assert said.word == SERVERS
+    assert "by speed alone: what was learned is not told" in said.because
+
+
+@pytest.mark.parametrize(
+    ("loss", "word", "because"),
+    [
+        (0.5, SERVERS, "with as low a loss"),
+        (0.6, UNKNOWN, "the loss of ps-async ×2+1 is not within 1 % of its opponent's"),
+    ],
+)
+def test_a_lower_loss_is_better(loss, word, because):
+    lost = NOTHING | {"target_accuracy": None}
+    ring = repeats(RING, 100, **lost | {"val_loss": 0.5})
+    served = repeats(ASYNC, 130, **lost | {"val_loss": loss})
+    said = reach_answer([*ring, *served])
+    assert said.word == word and because in said.because
+
+
+def test_runs_of_a_script_with_other_options_are_not_compared():
+    other = SCRIPT | {"script_args": "--layers 3"}
+    with pytest.raises(UsageError, match="script_args differs"):
+        check([run(*RING, change=SCRIPT), run("ddp", 2, change=other)])
+
+
+def test_a_stranger_s_script_is_no_command_to_paste():
+    command = "hvdtrain compare --modes ddp --script /tmp/evil.py --repeats 5"
+    assert "--script FILE.py" in with_placeholders(command)
+
+
+@pytest.mark.timeout(200)
+def test_a_script_is_verified():
+    script = str(Path(__file__).with_name("regression.py"))
+    words = [*forked_hvdtrain(), "verify", "--script", script, "--modes", "sharded,ps-sync"]
+    done = subprocess.run([*words, "-n", "2", "--", "--one-model"], **SETTINGS, timeout=180)
+    assert done.returncode == 0, done.stdout
+    assert "all 2 agree with one process" in done.stdout and " sgd " in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_script_is_compared(tmp_path):
+    script = Path(__file__).with_name("regression.py")
+    options = ["--modes", "single,allreduce", "--sprint", "0.3s", "--repeats", "1"]
+    words = [*forked_hvdtrain(), "compare", "--script", str(script), *options]
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [*words, "--out", str(out), "--", "--steps", "1000000", "--one-model"],
+        **SETTINGS,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout
+    verdict = json.loads((out / "verdict.json").read_text())
+    assert {row["mode"] for row in verdict["runs"]} == {"single", "allreduce"}
+    manifest = json.loads((out / "runs" / "allreduce-w2-r1" / "manifest.json").read_text())
+    assert manifest["script"] == "regression.py" and manifest["model_hash"].startswith("sha256:")
+    assert manifest["script_args"] == "--steps 1000000 --one-model"

@@ -1,0 +1,157 @@
+"""Scripts of a user's own in jobs: the weights of one process in lockstep, and what goes wrong."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.jobs import hvdtrain, steps
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+REGRESSION = HERE / "regression.py"
+LANGUAGE = HERE / "language.py"
+CLOSE = {"rtol": 0, "atol": 2e-6}
+
+
+def run_script(out, mode, script, *words, workers=2, options=()):
+    """Runs a script as the ranks of a job; returns what the job printed."""
+    servers = int(mode.startswith("ps-"))
+    ranks = workers + servers
+    started = ["run", "--mode", mode, "--servers", servers, "--threads", 1, "--out", out]
+    return hvdtrain(*started, *options, script, *words, ranks=ranks)
+
+
+def weights_of(run):
+    return load_file(run / "snapshots" / "final.safetensors")
+
+
+def assert_same(run, reference):
+    ours, theirs = weights_of(run), weights_of(reference)
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        torch.testing.assert_close(ours[name], values, **CLOSE)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Returns the run of a script as one process, made once for each way to call it."""
+    folder = tmp_path_factory.mktemp("alone")
+    made = {}
+
+    def run(script, *words):
+        key = (script, *words)
+        if key not in made:
+            made[key] = folder / str(len(made))
+            done = run_script(made[key], "single", script, *words, workers=1)
+            assert done.returncode == 0, done.stdout
+        return made[key]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("allreduce", ()),
+        ("allreduce", ("--synchronize", "--loose")),
+        ("ddp", ("--one-model",)),
+        ("sharded", ("--synchronize",)),
+        ("ps-sync", ("--unused",)),
+    ],
+)
+def test_lockstep_modes_have_the_weights_of_one_process(tmp_path, alone, mode, words):
+    done = run_script(tmp_path / "run", mode, REGRESSION, *words)
+    assert done.returncode == 0, done.stdout
+    assert_same(tmp_path / "run", alone(REGRESSION, *words))
+    assert ("no gradient of model 0: extra in this step" in done.stdout) == ("--unused" in words)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["samples"]) == (8, 8 * 24)
+    assert summary["val_loss"] > 0 and summary["val_accuracy"] is None
+    assert [row["step"] for row in steps(tmp_path / "run", int(mode == "ps-sync"))] == [
+        *range(1, 9)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("allreduce", ("--accumulate", "in-block")),
+        ("ddp", ("--accumulate", "by-hand")),
+        ("sharded", ("--accumulate", "by-hand")),
+    ],
+)
+def test_a_language_model_accumulates_and_clips(tmp_path, alone, mode, words):
+    done = run_script(tmp_path / "run", mode, LANGUAGE, *words)
+    assert done.returncode == 0, done.stdout
+    assert_same(tmp_path / "run", alone(LANGUAGE, *words))
+
+
+def test_the_page_s_example_trains(tmp_path):
+    page = (HERE.parent.parent / "hvdtrain/job/script/README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(example)
+    done = run_script(tmp_path / "run", "ps-async", script)
+    assert done.returncode == 0, done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["samples"] == 3 * 256 and summary["val_loss"] > 0
+
+
+def test_bf16_trains_with_servers(tmp_path):
+    done = run_script(tmp_path / "run", "ps-sync", LANGUAGE, "--bf16", "--steps", 2)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_servers_saved_goes_on_in_a_ring(tmp_path, alone):
+    saved = tmp_path / "saved.pt"
+    first = run_script(tmp_path / "a", "ps-sync", LANGUAGE, "--steps", 3, "--save", saved)
+    assert first.returncode == 0, first.stdout
+    last = tmp_path / "last.pt"
+    then = run_script(tmp_path / "b", "sharded", LANGUAGE, "--load", saved, "--save", last)
+    assert then.returncode == 0, then.stdout
+    assert_same(tmp_path / "b", alone(LANGUAGE, "--save", tmp_path / "alone.pt"))
+
+
+def test_asynchronous_workers_may_end_after_other_numbers_of_steps(tmp_path):
+    done = run_script(tmp_path / "run", "ps-async", REGRESSION, "--fault", "early", "--counted")
+    assert done.returncode == 0, done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [row["samples"] for row in summary["processes"]] == [None, 7 * 12, 8 * 12]
+
+
+RAISES = 1 + REGRESSION.read_text().splitlines().index('            raise ValueError("on purpose")')
+FAULTS = [
+    ("unprepared", 1, "never called prepare"),
+    ("twice", 2, "prepare was called twice"),
+    ("raises", 2, f"regression.py, line {RAISES} raised ValueError: on purpose"),
+    ("parameters", 2, "worker 1"),
+    ("order", 2, "parameter 0 of worker 1 is 1.bias [2]"),
+    ("early", 2, "worker 0 ended after 7 steps"),
+]
+
+
+@pytest.mark.parametrize(("fault", "workers", "said"), FAULTS)
+def test_what_goes_wrong_is_a_line_and_nothing_hangs(tmp_path, fault, workers, said):
+    words = ("--fault", fault, "--one-model")
+    done = run_script(tmp_path / "run", "allreduce", REGRESSION, *words, workers=workers)
+    assert done.returncode != 0
+    assert said in done.stdout, done.stdout
+
+
+def test_an_optimizer_that_servers_lack_is_refused(tmp_path):
+    words = ("--optimizer", "lbfgs")
+    done = run_script(tmp_path / "run", "single", REGRESSION, *words, workers=1)
+    assert done.returncode == 1
+    assert "the optimizer is LBFGS: rings and servers both have SGD, Adam, AdamW" in done.stdout
+
+
+@pytest.mark.parametrize("mode", ["allreduce", "ps-async"])
+def test_a_sprint_stops_a_script_between_two_steps(tmp_path, mode):
+    words = ("--steps", 10**6)
+    done = run_script(tmp_path / "run", mode, REGRESSION, *words, options=("--sprint", "0.3s"))
+    assert done.returncode == 0, done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["samples_per_s"] > 0 and summary["steps"] >= 5
+    assert summary["wall_s"] >= 0.3
