@@ -135,7 +135,8 @@ class Claim:
         """
         self.record["name"] = name
         self.is_kept = True
-        self._write()
+        with _locked(self.out):
+            self._write()
 
     def was_refused(self) -> None:
         """Notes that the scheduler says that it has not taken the job.
@@ -170,10 +171,15 @@ class Claim:
                 f"has begun yourself, and mend `job` in {self.recipe.file}"
             )
         self.record = record
-        self._write()
+        with _locked(self.out):
+            self._write()
 
     def _write(self) -> None:
-        """Writes the record and keeps the file open, which shows others that this process runs."""
+        """Writes the record and keeps the file open, which shows others that this process runs.
+
+        The record has to be locked: who looks for the open file while another file takes its place
+        may find neither.
+        """
         path = job_record_file(self.out)
         unfinished = path.with_suffix(".part")
         unfinished.write_text(json.dumps(self.record, indent=2) + "\n", encoding="utf-8")

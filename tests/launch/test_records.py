@@ -72,6 +72,36 @@ def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
     assert submit(out).exit_code == 0
 
 
+REWRITES = """
+import sys
+from pathlib import Path
+from hvdtrain.base.config import recipes
+from hvdtrain.launch.records import claimed
+with claimed(Path(sys.argv[1]), recipes.launcher("slurm")) as claim:
+    print("claimed", flush=True)
+    for number in range(400):
+        claim.will_hand_over(f"hvdtrain-{number}")
+    claim.is_kept = False
+"""
+
+
+def test_who_holds_a_folder_is_seen_while_it_writes_its_record_again(tmp_path):
+    out = tmp_path / "run"
+    words = [sys.executable, "-c", REWRITES, str(out)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "claimed\n"
+        looks = 0
+        while True:
+            with records._locked(out):
+                record = read_record(out)
+                if not record:
+                    break
+                assert is_running(out, record), f"after {looks} looks"
+            looks += 1
+        assert process.wait(timeout=20) == 0
+    assert looks > 10
+
+
 LAUNCHES = """
 import errno, fcntl, sys
 from hvdtrain.launch.commands import launch
