@@ -1,5 +1,6 @@
 """Pretrained weights, of torchvision or of a file."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +12,20 @@ from torch import nn
 
 from hvdtrain import models
 from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.base.formatting import with_noun
 from hvdtrain.models.checkpoint import State, listed, read_states
 
-# What wrappers put into the names of a model's tensors: torch.compile, FSDP and checkpointed layers
-# anywhere, DataParallel and Lightning at the beginning.
+# What wrappers put into the names of a model's tensors: torch.compile, FSDP, checkpointed layers and
+# DataParallel anywhere, Lightning at the beginning.
 WRAPPERS = {
+    "module",
     "_orig_mod",
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
     "_forward_module",
 }
-OUTER = {"module", "model", "net"}
+OUTER = {"model", "net"}
+COUNTER = ".num_batches_tracked"  # of batch norm, which checkpoints of before torch 0.4.1 lack
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ def load_pretrained(model: nn.Module, name: str, source: str) -> list[str]:
         itself, and each parameter that was not loaded, with the reason.
 
     Raises:
-        UsageError: The file is missing, is no file of weights, or nothing in it fits.
+        UsageError: The file is missing, is no file of weights, or nothing in it fits; or weights are
+            NaN or infinite.
         Failure: The download failed, or left a broken file.
     """
     states = [State("", _imagenet(name))] if source == "imagenet" else read_states(Path(source))
@@ -70,10 +75,19 @@ def load_pretrained(model: nn.Module, name: str, source: str) -> list[str]:
         )
     equal = [number for number, match in enumerate(matches) if len(match.fitting) == most]
     state, match = states[equal[0]], matches[equal[0]]
-    model.load_state_dict({key: match.tensors[key] for key in match.fitting}, strict=False)
+    taken = {key: match.tensors[key] for key in match.fitting}
+    _check_finite(taken, source)
+    model.load_state_dict(taken, strict=False)
     others = [states[number].place for number in equal[1:]]
     lines = [f"--pretrained {source}: {line}" for line in _found(state, match, others)]
+    counters = [key for key in current if key.endswith(COUNTER) and key not in match.tensors]
+    if counters:
+        lines.append(
+            f"--pretrained skipped {counters[0]} and all like it ({len(counters):,}): not in {source}"
+        )
     for key, values in current.items():
+        if key in counters:
+            continue
         if key not in match.tensors:
             lines.append(f"--pretrained skipped {key}: not in {source}")
         elif key not in match.fitting:
@@ -82,6 +96,21 @@ def load_pretrained(model: nn.Module, name: str, source: str) -> list[str]:
                 f"--pretrained skipped {key}: {there} in {source}, {tuple(values.shape)} here"
             )
     return lines
+
+
+def _check_finite(tensors: Mapping[str, torch.Tensor], source: str) -> None:
+    """Raises UsageError if weights are NaN or infinite, from which nothing can be trained."""
+    bad = [key for key, values in tensors.items() if not bool(values.isfinite().all())]
+    if not bad:
+        return
+    values = tensors[bad[0]]
+    count = int(values.numel() - values.isfinite().sum())
+    others = f", and so are values of {with_noun(len(bad) - 1, 'other tensor')}" if bad[1:] else ""
+    raise UsageError(
+        f"--pretrained {source}: {count:,} of the {values.numel():,} values of {bad[0]} are NaN or "
+        f"infinite{others}: training from them cannot work. Give a checkpoint of before they "
+        "diverged, or download the file again"
+    )
 
 
 def match_names(loaded: Mapping[str, torch.Tensor], current: Mapping[str, torch.Tensor]) -> _Match:
@@ -106,6 +135,7 @@ def match_names(loaded: Mapping[str, torch.Tensor], current: Mapping[str, torch.
         own_wrapping, _ = _unwrapped(own[0])
         removed.add(wrapping)
         added.add(own_wrapping)
+    tensors |= _of_old_densenets(loaded, current, tensors)
     fitting = [key for key, values in tensors.items() if values.shape == current[key].shape]
     prefix = _other_prefix(loaded, current, more_than=len(fitting))
     if prefix:
@@ -113,6 +143,29 @@ def match_names(loaded: Mapping[str, torch.Tensor], current: Mapping[str, torch.
         fitting = [key for key, values in tensors.items() if values.shape == current[key].shape]
         removed.add(prefix)
     return _Match(tensors, fitting, sorted(removed - {""}), sorted(added - {""}))
+
+
+def _of_old_densenets(
+    loaded: Mapping[str, torch.Tensor],
+    current: Mapping[str, torch.Tensor],
+    known: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Returns the tensors whose names have a dot before a number where the model's have none.
+
+    DenseNets of torch before 0.4 have `norm.1` and `conv.2` for `norm1` and `conv2`.
+
+    Args:
+        loaded: The tensors of a file.
+        current: Those of the model.
+        known: Those of the model that have been found.
+    """
+    renamed = {}
+    for key, values in loaded.items():
+        _, bare = _unwrapped(key)
+        name = re.sub(r"\b(norm|conv|relu)\.([12])\b", r"\1\2", bare)
+        if name != bare and name in current and name not in known:
+            renamed[name] = values
+    return renamed
 
 
 def _other_prefix(
