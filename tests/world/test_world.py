@@ -103,7 +103,14 @@ def test_nothing_in_the_environment_is_one_rank_alone():
             {"RANK": "0", "WORLD_SIZE": "2"},
             "RANK=0 and WORLD_SIZE=2 in the environment .*`unset RANK WORLD_SIZE`; else set MASTER",
         ),
-        ({"RANK": "0"}, "WORLD_SIZE is not in the environment: RANK=0 .*`unset RANK`"),
+        (
+            {"RANK": "0"},
+            "WORLD_SIZE is not in the environment: RANK=0 in the environment makes this .*`unset RANK`",
+        ),
+        (
+            {"RANK": "zero", "WORLD_SIZE": "2"},
+            "RANK='zero' is not a number: start ranks .*`unset RANK WORLD_SIZE` to work alone",
+        ),
     ],
 )
 def test_variables_of_another_job_are_named_and_how_to_unset_them(found, words):
@@ -202,10 +209,11 @@ def test_an_untold_local_place_is_one_rank_a_host(starter):
         (("2", "2", "0", "1"), "=2 is not below"),
         (("-1", "2", "0", "1"), "=-1 is not below"),
         (("0", "0", "0", "1"), "=0 is not below"),
-        (("one", "2", "0", "1"), "not numbers"),
-        (("", "2", "0", "1"), "not numbers"),
-        (("0", "2", "0", "many"), "not numbers"),
-        (("0", "2", "x", "2"), "not numbers"),
+        (("one", "2", "0", "1"), "='one' is not a number"),
+        (("", "2", "0", "1"), "='' is not a number"),
+        (("0", "2", "0", "many"), "='many' is not a number"),
+        (("0", "2", "x", "2"), "='x' is not a number"),
+        (("one", "two", "0", "1"), "='one' and .*='two' are not numbers"),
         (("0", "2", "0", "0"), "=0 is not within"),
         (("0", "2", "0", "4"), "=4 is not within"),
         (("0", "2", "-1", "2"), "=-1 is negative"),

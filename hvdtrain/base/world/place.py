@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.base.errors import Failure, UsageError
@@ -161,11 +161,13 @@ def _left_over(starter: str, env: Mapping[str, str]) -> str:
     sign, variables = _STARTERS[starter]
     names = [*variables.split(), "MASTER_ADDR", "MASTER_PORT"]
     there = [name for name in names if name in env]
-    told = " and ".join(f"{name}={env[name]}" for name in there[:2])
+    sizes = [f"{name}={env[name]}" for name in there[:2]]
+    told = " and ".join(sizes)
+    verb = "make" if len(sizes) > 1 else "makes"
     if sign in env and sign not in there:
         there.insert(0, sign)
     return (
-        f"{told} in the environment make this a rank of a job: if they are left over from another, "
+        f"{told} in the environment {verb} this a rank of a job: if left over from another, "
         f"`unset {' '.join(there)}`"
     )
 
@@ -243,9 +245,9 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
         raise UsageError(
             f"started by {starter}, but {missing.args[0]} is not in the environment{hint}"
         ) from None
-    except ValueError as bad:
+    except ValueError:
         raise UsageError(
-            f"started by {starter}, but its rank variables are not numbers: {bad}"
+            f"started by {starter}, but {_not_numbers(variables.split(), env)}"
         ) from None
     if not 0 <= rank < size:
         raise UsageError(
@@ -259,6 +261,31 @@ def _read(starter: str, env: Mapping[str, str], variables: str) -> World:
             f"{size_name}={size}"
         )
     return World(starter, rank, size, local_rank, local_size)
+
+
+def _not_numbers(names: Sequence[str], env: Mapping[str, str]) -> str:
+    """Returns a clause about the variables of a rank that are no whole numbers, and what to do.
+
+    Args:
+        names: The variables of the rank, the size, the local rank and the local size.
+        env: The environment.
+    """
+    wrong = [f"{name}={env[name]!a}" for name in names if not _is_tasks(env.get(name, "0"))]
+    wrong = wrong or [f"SLURM_NODEID={env.get('SLURM_NODEID')!a}"]
+    verb = "are not numbers" if len(wrong) > 1 else "is not a number"
+    there = [name for name in names if name in env]
+    return (
+        f"{' and '.join(wrong)} {verb}: start ranks with a starter, or `unset {' '.join(there)}` "
+        "to work alone"
+    )
+
+
+def _is_tasks(text: str) -> bool:
+    try:
+        tasks_by_node(text)
+    except ValueError:
+        return False
+    return True
 
 
 def tasks_by_node(text: str) -> list[int]:
