@@ -1,6 +1,8 @@
 """Sprints: how fast steady steps are, and nothing else."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from helpers.jobs import adds_up, run, steps
@@ -8,6 +10,7 @@ from helpers.jobs import adds_up, run, steps
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.job.training.sprint import LEAST_STEPS
+from hvdtrain.models import make
 from hvdtrain.runs.live import WARM_UP, WARM_UP_S
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.request import check
@@ -79,6 +82,24 @@ def test_a_sprint_measures_some_steps_of_full_batches_however_long_they_take(few
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == LEAST_STEPS
     assert {row["samples"] for row in steps(tmp_path / "run", 0)} == {40}
+
+
+def test_a_sprint_needs_no_room_for_weights(few_digits, tmp_path):
+    """On a disk of 1 MB, which the model's weights would not fit on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    in_namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=1m tmpfs {disk}"
+    if subprocess.run([*in_namespace, mount], capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    weights = make("cnn", 10, 1).state_dict()
+    assert sum(tensor.nbytes for tensor in weights.values()) > 2**20
+    options = f"--model cnn --dataset {few_digits} --threads 1 --batch-size 8 --sprint 0.1s"
+    job = f"{sys.executable} -m hvdtrain train {options} --out {disk}/run"
+    command = f"{mount} && {job} && cat {disk}/run/summary.json"
+    done = subprocess.run([*in_namespace, command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"samples_per_s"' in done.stdout
 
 
 def test_a_sprint_has_one_length():
