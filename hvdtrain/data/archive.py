@@ -7,13 +7,14 @@ import hashlib
 import io
 import lzma
 import os
+import re
 import stat
 import tarfile
 import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,7 @@ from typing import Any, cast
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import printable
 from hvdtrain.data import image
-from hvdtrain.data.names import is_passed_over
+from hvdtrain.data.names import is_passed_over, is_utf8
 from hvdtrain.data.storage import on_all_cores
 
 MAX_MEMBERS = 5_000_000
@@ -42,6 +43,9 @@ EXTENDED_HEADERS = (
 MAX_NAME = 4096  # characters of a path
 UTF8_NAMES = 0x800  # the flag of a zip's member whose name is UTF-8
 OF_WINDOWS = 0  # the system of a zip's member that was packed on Windows
+DOS = "cp437"  # the code page of names in a zip that are not UTF-8, by the format's definition
+# The letters of DOS that stand where Latin-1 has control characters and signs: Ç to Ö, and á to Ñ.
+DOS_LETTERS = frozenset([*range(0x80, 0x9A), *range(0xA0, 0xA6)])
 
 DAMAGED = (
     tarfile.TarError,
@@ -122,6 +126,7 @@ class Tree:
         members: The regular files, in the order of `offset`.
         passed_over: The paths that are no members: hidden files and folders, and those that systems
             leave; in a folder also links that lead nowhere, and devices.
+        dos_names: Names in a zip that are not UTF-8, and have been read as DOS's.
         fingerprint: A hash of all names and sizes, in 64 hex digits; also of the contents, if they
             have at most MAX_HASHED_BYTES.
 
@@ -133,6 +138,7 @@ class Tree:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.passed_over: list[str] = []
+        self.dos_names: list[str] = []
         self._archive = cast(Any, None)  # a ZipFile or TarFile, where it is no folder
         fingerprint = hashlib.sha256()
         with self._errors_as_failures():
@@ -283,7 +289,7 @@ class Tree:
     def _zip_members(self) -> Iterator[Member]:
         """Yields a zip's members. Raises _NotRead for content that only malicious zips have."""
         for info in self._archive.infolist():
-            name = _checked(_zip_name(info))
+            name = _checked(self._zip_name(info))
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _NotRead(f"{info.filename!a}, a link or a device")
             # Other methods than these two unpack without limit.
@@ -294,6 +300,25 @@ class Tree:
             is_folder = info.is_dir() or name.endswith("/")
             if not is_folder and self._is_used(name):
                 yield Member(name, info.file_size, info.header_offset, self, None, info)
+
+    def _zip_name(self, info: zipfile.ZipInfo) -> str:
+        """Returns the name of a zip's member.
+
+        Where the zip does not say that names are UTF-8, they are in a code page of DOS. But macOS
+        writes UTF-8 without saying so, and others write Latin-1, GBK or Shift-JIS. Such names keep
+        their bytes, as names in a folder do, unless all their letters are DOS's. PowerShell 5
+        writes backslashes between folders.
+        """
+        name = info.filename
+        if not info.flag_bits & UTF8_NAMES:
+            encoded = name.encode(DOS)
+            name = encoded.decode(errors="surrogateescape")
+            if not is_utf8(name):
+                if not _is_of_dos(encoded):
+                    return name
+                name = info.filename
+                self.dos_names.append(name)
+        return name.replace("\\", "/") if info.create_system == OF_WINDOWS else name
 
     def _tar_members(self, archive: Any) -> Iterator[Member]:
         """Yields a tar's members. Raises _NotRead for content that only malicious tars have."""
@@ -351,18 +376,18 @@ def _checked(name: str) -> str:
     return name.removeprefix("./")
 
 
-def _zip_name(info: zipfile.ZipInfo) -> str:
-    """Returns the name of a zip's member.
+def _is_of_dos(name: bytes) -> bool:
+    """Returns whether a path in a zip is most likely in DOS's code page, in a European language.
 
-    Where the zip does not say that names are UTF-8, they are in a code page of DOS. But macOS writes
-    UTF-8 without saying so. Text in that code page hardly ever is valid UTF-8. PowerShell 5 writes
-    backslashes between folders.
+    All its other letters than ASCII are DOS_LETTERS then, and no name is mostly of them, as names in
+    Shift-JIS are.
     """
-    name = info.filename
-    if not info.flag_bits & UTF8_NAMES:
-        with suppress(UnicodeError):
-            name = name.encode("cp437").decode()
-    return name.replace("\\", "/") if info.create_system == OF_WINDOWS else name
+    for part in re.split(rb"[/\\]", name):
+        stem = part.rpartition(b".")[0] or part
+        others = [letter for letter in stem if letter >= 0x80]
+        if not DOS_LETTERS.issuperset(others) or 2 * len(others) >= max(1, len(stem)):
+            return False
+    return True
 
 
 def file_digest(path: Path) -> bytes:

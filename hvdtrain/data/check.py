@@ -1,9 +1,12 @@
-"""Checks of a data set: every image can be decoded, is in one part only, and none is missing."""
+"""Checks of a data set: every image can be decoded, is in one part only, and none is missing.
+
+Images that several classes have are noted: training sees them with contradicting labels.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdtrain.base.formatting import some_of, with_noun
 from hvdtrain.data import image
@@ -13,6 +16,14 @@ from hvdtrain.data.selection import PARTS
 from hvdtrain.data.storage import Progress, on_all_cores
 
 Counts = dict[str, Counter[str]]  # images by class and part
+
+
+class _Copy(NamedTuple):
+    """An image that others may be equal to: its name, its part, and its class."""
+
+    name: str
+    part: str
+    label: str
 
 
 def check(
@@ -30,7 +41,7 @@ def check(
     counts: Counts = {name: Counter() for name in data.classes}
     bad: list[tuple[Any, str]] = []  # an image, and what is wrong with it
     notes = list(data.notes)
-    by_digest: defaultdict[bytes, list[tuple[str, str]]] = defaultdict(list)
+    by_digest: defaultdict[bytes, list[_Copy]] = defaultdict(list)
     digests: list[bytes] = []  # of the images for training and validation
 
     def look(listed: tuple[str, Any, int]) -> bytes | str:
@@ -43,13 +54,19 @@ def check(
         if isinstance(result, str):
             bad.append((sample, result))
         else:
-            by_digest[result].append((part, str(sample)))
+            by_digest[result].append(_Copy(str(sample), part, data.classes[label]))
             if part != "test":
                 digests.append(result)
     problems = _in_few_lines(bad)
-    repeated = _in_several_parts(by_digest.values())
+    repeated = _in_several(by_digest.values(), lambda copy: copy.part)
     if repeated:
         problems.append(f"the same image is in two parts: {some_of(repeated)}")
+    contradicting = _in_several(by_digest.values(), lambda copy: copy.label)
+    if contradicting:
+        notes.append(
+            f"the same image is in two classes, {with_noun(len(contradicting), 'time')}: "
+            f"{some_of(contradicting)}"
+        )
     if isinstance(data.root, Path) and len(digests) == len(data.train) + len(data.validation):
         now = combined_hash(data, digests)
         built = read_manifest(data.root).get("content", {}).get("hash", now)
@@ -80,15 +97,17 @@ def _in_few_lines(bad: Sequence[tuple[Any, str]]) -> list[str]:
     return lines
 
 
-def _in_several_parts(groups: Iterable[list[tuple[str, str]]]) -> list[str]:
-    """Returns a text with the names of copies, for each image that is in several parts.
+def _in_several(groups: Iterable[list[_Copy]], place: Callable[[_Copy], str]) -> list[str]:
+    """Returns a text with the names of copies, for each image that is in several places.
 
     Args:
-        groups: For each image the part and the name of all copies.
+        groups: For each image all copies.
+        place: Returns the part or class of a copy.
     """
     texts = []
     for copies in groups:
-        parts = {part for part, _ in copies}
-        if len(parts) > 1:
-            texts.append(" and ".join(name for _, name in copies[:3]))
+        one_of_each = {place(copy): copy.name for copy in reversed(copies)}
+        if len(one_of_each) > 1:
+            names = [copy.name for copy in copies if copy.name in one_of_each.values()]
+            texts.append(" and ".join(names[:3]))
     return texts

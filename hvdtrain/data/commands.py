@@ -1,6 +1,7 @@
 """`hvdtrain data`: build and inspect image folders."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import click
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.option_types import Folder, Real
 from hvdtrain.base.errors import Failure, UsageError
+from hvdtrain.base.formatting import printable
 from hvdtrain.base.system.own_code import is_code
 from hvdtrain.data.build import build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, ImageFolder, read_manifest, scan
+from hvdtrain.data.names import readable
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import PARTS, SPLIT_METHODS
 
@@ -186,15 +189,28 @@ HELD_OUT = click.option(
 
 def _images(dataset: str, label: str, validation: float) -> ImageFolder:
     """Lists a data set of images by its name, folder or URL. Raises UsageError for own data."""
-    from hvdtrain.data.find import find_dataset
+    from hvdtrain.data.find import find_dataset, is_name
 
     if is_code(dataset):
         raise UsageError(
             f"{dataset} is your own data, which nobody here knows as images: look at it there"
         )
-    if Path(dataset).is_dir() and not Path(dataset).is_absolute():
-        dataset = f".{os.sep}{dataset}"  # a folder takes precedence over a recipe of the same name
-    return find_dataset(dataset, label=label, validation=validation)
+    if not Path(dataset).is_dir() or Path(dataset).is_absolute():
+        return find_dataset(dataset, label=label, validation=validation)
+    # Here a folder takes precedence over a recipe of the same name.
+    images = find_dataset(f".{os.sep}{dataset}", label=label, validation=validation)
+    if not is_name(dataset):
+        return images
+    note = (
+        f"{dataset} is the folder here, and not the built-in data set of that name, which `train "
+        f"--dataset {dataset}` takes"
+    )
+    return replace(images, notes=(note, *images.notes))
+
+
+def _tell_notes(images: ImageFolder) -> None:
+    for line in images.notes:
+        click.echo(f"note: {line}", err=True)
 
 
 @data.command("check", short_help="Decode and hash every image.")
@@ -219,7 +235,7 @@ def check_(dataset: str, label: str, validation: float) -> None:
     parts = [part for part in PARTS if getattr(images, part)]
     table = Table("class", *parts, box=None, pad_edge=False)
     for name, of_class in counts.items():
-        table.add_row(name, *(f"{of_class[part]:,}" for part in parts))
+        table.add_row(printable(readable(name)), *(f"{of_class[part]:,}" for part in parts))
     table.add_row("all", *(f"{len(getattr(images, part)):,}" for part in parts))
     Console().print(table)
     for line in notes:
@@ -259,6 +275,7 @@ def show_(dataset: str, out: Path, images: int, label: str, validation: float) -
     if out.exists() or not out.parent.is_dir():
         raise UsageError(f"--out {out}: name a new file, in a folder that exists")
     folder = _images(dataset, label, validation)
+    _tell_notes(folder)
     from hvdtrain.data.contact_sheet import draw
 
     draw(folder, images, out)
@@ -299,6 +316,7 @@ def pack_(
     from hvdtrain.data.packing import pack
 
     images = _images(dataset, label, validation)
+    _tell_notes(images)
     with count_bar("packing") as progress:
         rows = pack(images, url.rstrip("/"), shard_mb * 2**20, force, progress)
     click.echo(f"{url} holds {dataset}")

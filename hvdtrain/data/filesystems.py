@@ -1,5 +1,6 @@
 """Where Parquet files lie: in a folder, or at any URL that fsspec supports."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     """
     import fsspec
 
+    if "://" not in url and not url.startswith(CACHED):  # a path may have `::`, which chains URLs
+        return fsspec.filesystem("file"), os.path.abspath(url)
     with errors_as_usage(url):
         filesystem, root = fsspec.core.url_to_fs(url.removeprefix(CACHED))
         return filesystem, root.rstrip("/")

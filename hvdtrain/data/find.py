@@ -1,6 +1,8 @@
 """Resolution of `--dataset`: a recipe, a folder, Parquet files, or a user's own function."""
 
 import os
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from hvdtrain.base.config import recipes
@@ -28,7 +30,7 @@ def find_dataset(
 
     Args:
         dataset: The value of `--dataset`.
-        skip_bad: Whether a folder's damaged images are found first, and left out.
+        skip_bad: Whether damaged images are found first, and left out.
         label: The column of classes in Parquet files; empty to find it.
         validation: The share of training images to validate on, where Parquet files have a training
             part alone.
@@ -37,15 +39,22 @@ def find_dataset(
         UsageError: There is no such data set, or an option is for another kind.
     """
     check_not_endless("--dataset", dataset)
+    images = _find(dataset, skip_bad, label, validation)
+    if is_name(dataset) and Path(dataset).is_dir():
+        note = (
+            f"{dataset} is the built-in data set, and not the folder of that name here: "
+            f"--dataset ./{dataset} is that"
+        )
+        images = replace(images, notes=(note, *images.notes))
+    return images
+
+
+def _find(dataset: str, skip_bad: bool, label: str, validation: float) -> ImageFolder:
     if is_parquet(dataset):
         from hvdtrain.data import packed  # imports numpy
 
-        if skip_bad:
-            raise UsageError(
-                "--skip-bad is for folders: pack what `hvdtrain data check` finds no fault with"
-            )
         place = dataset.rstrip("/") if is_url(dataset) else str(locate_folder(dataset))
-        return packed.read(place, label, validation)
+        return packed.read(place, label, validation, skip_bad)
     if label:
         raise UsageError(
             f"--label names a column of Parquet files, and {dataset} has none: classes are folders"
@@ -53,7 +62,8 @@ def find_dataset(
     if validation:
         raise UsageError(
             f"--validation is for Parquet files, and {dataset} has none: `hvdtrain data build "
-            "folder --source … --validation SHARE --out NEW` splits a folder"
+            f"folder --source {shlex.quote(dataset)} --validation {validation:g} --out NEW` splits "
+            "a folder"
         )
     if dataset == NAME:
         return synthetic()
@@ -66,7 +76,7 @@ def find_dataset(
 
 
 def is_parquet(dataset: str) -> bool:
-    """Returns whether `--dataset` is a URL, or a folder of Parquet files without class folders."""
+    """Returns whether `--dataset` is a URL, a Parquet file, or a folder of some without classes."""
     if is_url(dataset):
         return True
     if dataset == NAME or is_code(dataset):
@@ -74,7 +84,7 @@ def is_parquet(dataset: str) -> bool:
     from hvdtrain.data import packed  # imports numpy
 
     folder = locate_folder(dataset)
-    return packed.is_packed(folder) and not has_classes(folder)
+    return packed.is_packed(folder) and (folder.is_file() or not has_classes(folder))
 
 
 def is_name(dataset: str) -> bool:
@@ -106,7 +116,7 @@ def locate_folder(dataset: str) -> Path:
         raise UsageError(f"--dataset {dataset} names no function: give {dataset}:data, say")
     try:
         folder = Path(dataset).expanduser()
-        if os.sep in dataset or folder.is_dir():
+        if os.sep in dataset or folder.exists():
             return folder.resolve()
     except (OSError, RuntimeError) as error:
         # The name is too long, a home folder is unknown, or links lead in a circle.

@@ -25,6 +25,7 @@ from hvdtrain.data.names import (
     SUFFIXES,
     USUAL_SUFFIXES,
     composed,
+    counted_images_first,
     has_no_ending,
     is_image_name,
     is_passed_over,
@@ -97,6 +98,7 @@ class Files(ManyImages):
         ends: The offset in `names` at which each file name ends, [images] int64.
         starts: The index of each class's first image, [classes] int64.
         empty: The indices of the classes that have no images.
+        damaged: For each class, by its index, the number of images that are left out.
         passed_over: Paths below root of what lies in the folders of the part and of its classes and
             is not used.
         left_by_systems: The number of hidden files and folders there, and of those that systems
@@ -112,6 +114,7 @@ class Files(ManyImages):
         self.ends = array("q")
         self.starts = array("q")
         self.empty: list[int] = []
+        self.damaged: Counter[int] = Counter()
         self.passed_over: list[str] = []
         self.left_by_systems: Counter[str] = Counter()
         with os.scandir(root / part) as entries:
@@ -126,7 +129,9 @@ class Files(ManyImages):
             self.starts.append(len(self.ends))
             files = self._images_of_class(name) if name else []
             if bad:
+                found = len(files)
                 files = [file for file in files if f"{part}/{name}/{os.fsdecode(file)}" not in bad]
+                self.damaged[number] = found - len(files)
             if not files:
                 self.empty.append(number)
             files.sort()
@@ -261,16 +266,20 @@ def scan(root: Path, bad: Set[str] = frozenset()) -> ImageFolder:
             )
         train = Files(root, train_name, classes, bad)
         if train.empty:
-            raise _no_images(root / train_name / classes[train.empty[0]])
+            number = train.empty[0]
+            raise _no_images(root / train_name / classes[number], train.damaged[number])
         folders, others = _folders_of_classes(root / validation_name, classes)
         if others:
             raise _other_classes(root, train_name, validation_name, classes, others)
         validation = Files(root, validation_name, folders, bad)
         if not validation:
-            raise _no_images(root / validation_name / next(filter(None, folders)))
+            number = next(number for number, name in enumerate(folders) if name)
+            folder = root / validation_name / folders[number]
+            raise _no_images(folder, validation.damaged[number])
         notes = [not_utf8(name) for name in classes if not is_utf8(name)]
-        if validation.empty:
-            notes.append(_lacking(validation, classes))
+        notes += _lacking(validation, classes)
+        if validation_name.lower() in PART_NAMES[TEST]:
+            notes.append(stands_in(validation_name))
         test: Samples = ()
         parts = [train, validation]
         if test_name:
@@ -289,7 +298,7 @@ def scan(root: Path, bad: Set[str] = frozenset()) -> ImageFolder:
             test,
             image_size=usable_size(content.get("image_size")),
             bad=tuple(sorted(bad)),
-            notes=(*notes, *_unused(parts)),
+            notes=(*notes, *_unused(root, parts)),
         )
     except OSError as error:
         name = os.fsdecode(error.filename) if error.filename else root
@@ -336,16 +345,61 @@ def _test_folders(part: Path, classes: Sequence[str]) -> tuple[list[str], str]:
     return folders, problem
 
 
-def _lacking(validation: Files, classes: Sequence[str]) -> str:
-    """Returns a line about the classes that have no validation images."""
-    names = [classes[number] for number in validation.empty]
+def _lacking(validation: Files, classes: Sequence[str]) -> list[str]:
+    """Returns lines about the classes that have no validation images."""
+    empty = [classes[number] for number in validation.empty]
+    lines = [lacking(validation.part, empty, len(classes))] if empty else []
+    for number in validation.empty:
+        if validation.damaged[number]:
+            lines.append(_all_damaged(validation.part, classes[number], validation.damaged[number]))
+    return lines
+
+
+def lacking(part: str, names: Sequence[str], classes: int, noun: str = "images") -> str:
+    """Returns a line about the classes of which a part has nothing to validate on.
+
+    Args:
+        part: The name of the part.
+        names: The names of these classes.
+        classes: The number of all classes.
+        noun: What a class has.
+    """
     return (
-        f"{validation.part} has no images of {len(names):,} of the {len(classes):,} classes: "
-        f"{some_of(names)}; accuracy is that of the others"
+        f"{part} has no {noun} of {len(names):,} of the {classes:,} classes: {some_of(names)}; "
+        "accuracy is that of the others"
     )
 
 
-def _unused(parts: Sequence[Files]) -> Iterator[str]:
+def lacking_by_labels(
+    part: str, labels: Any, classes: Sequence[str], noun: str = "images"
+) -> list[str]:
+    """Returns `lacking` as a list, empty where the part has something of every class.
+
+    Args:
+        part: The name of the part.
+        labels: The class of each sample, [samples] integers.
+        classes: The names of all classes.
+        noun: What a class has.
+    """
+    there = set(labels.tolist())
+    names = [name for number, name in enumerate(classes) if number not in there]
+    return [lacking(part, names, len(classes), noun)] if names else []
+
+
+def stands_in(name: str) -> str:
+    """Returns a line about a test part that is validated on, since there is no other."""
+    return (
+        f"there is no validation part: {name} stands for it, so that nothing is left that "
+        "training has not looked at"
+    )
+
+
+def _all_damaged(part: str, name: str, images: int) -> str:
+    images_of = f"all {images:,} images" if images > 1 else "the only image"
+    return f"{images_of} of class '{name}' in {part} {'are' if images > 1 else 'is'} damaged"
+
+
+def _unused(root: Path, parts: Sequence[Files]) -> Iterator[str]:
     """Yields lines about the files and folders of these parts that are not used."""
     unused: list[str] = []
     left_by_systems: Counter[str] = Counter()
@@ -354,8 +408,8 @@ def _unused(parts: Sequence[Files]) -> Iterator[str]:
         left_by_systems += part.left_by_systems
     if unused:
         yield (
-            f"not used: {len(unused):,} file(s) or folder(s): {some_of(sorted(unused))} (`hvdtrain "
-            "data build folder --source … --out NEW` takes images in deeper folders)"
+            f"not used: {counted_images_first(unused)} ({_build_from(root)} takes images in deeper "
+            "folders)"
         )
     if left_by_systems:
         yield (
@@ -476,13 +530,17 @@ def _class_names(part: Path) -> tuple[str, ...]:
     raise UsageError(f"'{part}' has no class folders: {SHAPE}. {_how_to_split(part.parent)}")
 
 
-def _no_images(folder: Path) -> UsageError:
-    """Returns the error for a class's folder that has no images."""
+def _no_images(folder: Path, damaged: int) -> UsageError:
+    """Returns the error for a class's folder that has no images, without the damaged ones."""
+    if damaged:
+        return UsageError(
+            f"{_all_damaged(str(folder.parent), folder.name, damaged)}, and --skip-bad leaves none: "
+            "mend or replace them, or remove the folder"
+        )
     if any(is_image_name(path.name) for path in folder.glob("*/**/*")):
         return UsageError(
             f"class '{folder.name}' has images only in folders in '{folder}', which may be the "
-            "classes: `hvdtrain data build folder --source … --out NEW` takes what lies deeper "
-            "into the class"
+            f"classes: {_build_from(folder.parent.parent)} takes what lies deeper into the class"
         )
     return UsageError(
         f"class '{folder.name}' has no images in '{folder}': expected "
@@ -490,12 +548,12 @@ def _no_images(folder: Path) -> UsageError:
     )
 
 
+def _build_from(root: Path) -> str:
+    return f"`hvdtrain data build folder --source {shlex.quote(str(root))} --out NEW`"
+
+
 def _how_to_split(root: Path) -> str:
-    source = shlex.quote(str(root))
-    return (
-        f"`hvdtrain data build folder --source {source} --out NEW` makes such a folder of one "
-        "with a folder a class"
-    )
+    return f"{_build_from(root)} makes such a folder of one with a folder a class"
 
 
 def _other_classes(
@@ -506,6 +564,12 @@ def _other_classes(
         return UsageError(
             f"the images in '{root / validation}' have their classes in {ANNOTATIONS}: "
             f"{_how_to_split(root)}, and reads that file"
+        )
+    if others == ["images"] and "images" not in classes:
+        return UsageError(
+            f"the images in '{root / validation / 'images'}' are in no class folders, and "
+            f"{ANNOTATIONS}, which tells their classes in Tiny ImageNet, is not in {validation}: "
+            "copy it there"
         )
     by_case = {name.lower(): name for name in classes}
     alike = [(name, by_case[name.lower()]) for name in others if name.lower() in by_case]

@@ -1,4 +1,4 @@
-"""A validation part that is held out of training images, where a data set has none."""
+"""Some of a part's images: without damaged ones, or without those that are held out to validate."""
 
 import hashlib
 from collections.abc import Sequence
@@ -61,15 +61,30 @@ def hold_out(images: ManyImages, share: float, classes: Sequence[str]) -> tuple[
         count = min(max(round(share * len(of_class)), 1), len(of_class) - 1) if len(of_class) else 0
         is_held_out[of_class[:count]] = True
     by_row = packing_order(len(images))
-    is_held_out_row = is_held_out[by_row]
-    kept = by_row[~is_held_out_row]
-    to_train = np.empty_like(kept)
-    to_train[packing_order(len(kept))] = kept
-    return Chosen(images, to_train), Chosen(images, by_row[is_held_out_row])
+    return in_place(images, ~is_held_out), Chosen(images, by_row[is_held_out[by_row]])
 
 
-def hash_with(dataset_hash: str, share: float) -> str:
-    """Returns the `dataset_hash` of a data set of which a share is held out."""
+def in_place(images: ManyImages, is_kept: np.ndarray) -> Chosen:
+    """Returns some images of a training part, which keep their places among row groups.
+
+    Args:
+        images: The images.
+        is_kept: Whether each is chosen, [images] bool.
+    """
+    by_row = packing_order(len(images))
+    kept = by_row[is_kept[by_row]]
+    chosen = np.empty_like(kept)
+    chosen[packing_order(len(kept))] = kept
+    return Chosen(images, chosen)
+
+
+def hash_with(dataset_hash: str, change: object) -> str:
+    """Returns the `dataset_hash` of a data set of which some images are held out or left out.
+
+    Args:
+        dataset_hash: That of all images.
+        change: The share that is held out, or what is left out.
+    """
     kind, _, digest = dataset_hash.partition(":")
-    held_out = hashlib.sha256(f"{digest} {share!r}".encode()).hexdigest()
-    return f"{kind}:{held_out}"
+    changed = hashlib.sha256(f"{digest} {change!r}".encode()).hexdigest()
+    return f"{kind}:{changed}"

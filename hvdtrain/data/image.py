@@ -327,15 +327,21 @@ def decoding(name: str) -> Iterator[None]:
         raise Failure(f"{name} is damaged: {_reason(error)}") from None
 
 
+class Unread(Failure):
+    """What holds an image cannot be read, so that nothing is known of the image itself."""
+
+
 @contextlib.contextmanager
 def skippable(sample: Any) -> Iterator[None]:
-    """Adds to the Failure of a folder's image that --skip-bad leaves it out."""
+    """Adds to the Failure of an image that --skip-bad leaves it out."""
     try:
         yield
+    except Unread:
+        raise
     except Failure as problem:
-        if not isinstance(sample, Path):
-            raise
-        remedy = "--skip-bad leaves such images out, in training and in `data build folder`"
+        remedy = "--skip-bad leaves such images out"
+        if isinstance(sample, Path):
+            remedy += ", in training and in `data build folder`"
         raise Failure(f"{problem}; {remedy}") from None
 
 

@@ -19,7 +19,7 @@ import torch
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.system import own_code
 from hvdtrain.base.system.own_code import told
-from hvdtrain.data.folder import ImageFolder
+from hvdtrain.data.folder import ImageFolder, lacking_by_labels
 
 MAX_COUNTED = 20_000  # samples that are read to count classes, if the data does not name them
 MAX_HASHED = 1_000  # samples of a part that are hashed; of a larger part so many, evenly over it
@@ -183,7 +183,33 @@ def own_data(name: str) -> ImageFolder:
         part.classes = len(classes)
         part.check_repeats()
     test = parts[2] if len(parts) > 2 else ()
-    return ImageFolder(own_code.short(name), classes, train, parts[1], test, _hash(parts))
+    dataset_hash = _hash(parts)
+    return ImageFolder(
+        own_code.short(name),
+        classes,
+        train,
+        parts[1],
+        test,
+        dataset_hash,
+        notes=tuple(_lacking(parts[1], classes)),
+    )
+
+
+def _lacking(validation: OwnSamples, classes: Sequence[str]) -> list[str]:
+    """Returns a line about classes without samples to validate on, if the labels are known.
+
+    They are where all samples have been read, or where the dataset has `targets`, as torchvision's
+    have.
+    """
+    labels = validation.labels
+    if bool((labels < 0).any()):
+        targets = getattr(validation.dataset, "targets", None)
+        if not isinstance(targets, list | torch.Tensor | np.ndarray):
+            return []
+        labels = torch.as_tensor(targets)
+        if labels.shape != (len(validation),) or labels.is_floating_point():
+            return []
+    return lacking_by_labels("its validation data", labels, classes, "samples")
 
 
 def _refuse_datasets(name: str, what: str) -> NoReturn:

@@ -239,11 +239,12 @@ class ParquetFile:
             source: The path of a local copy, or an open file.
 
         Returns:
-            Batches of images, each a pyarrow array of large binary.
+            Batches of images, each a pyarrow array of large binary. An image that is null has no
+            bytes.
 
         Raises:
-            ValueError: There are more or fewer images than the footer says, an image has no bytes,
-                or all have more than MAX_GROUP_BYTES.
+            ValueError: There are more or fewer images than the footer says, or none of several has
+                bytes, or all have more than MAX_GROUP_BYTES.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -257,6 +258,7 @@ class ParquetFile:
         )
         batches = []
         rows = 0
+        missing = 0
         unpacked = 0
         for batch in reader.iter_batches(
             batch_rows, row_groups=[number], columns=[self.image], use_threads=False
@@ -264,17 +266,22 @@ class ParquetFile:
             images = batch.column(0)
             if pa.types.is_struct(images.type):
                 [images] = images.flatten()
+            images = images.cast(pa.large_binary())
             if images.null_count:
-                raise ValueError(
-                    f"{images.null_count:,} of {len(images):,} images of a row group have no bytes"
-                )
-            batches.append(images.cast(pa.large_binary()))
+                missing += images.null_count
+                images = images.fill_null(b"")
+            batches.append(images)
             rows += len(images)
             unpacked += images.nbytes
             if unpacked > MAX_GROUP_BYTES:
                 raise ValueError(f"more than {MAX_GROUP_BYTES:,} bytes of images in a row group")
         if rows != group.rows:
             raise ValueError(f"{rows:,} images in a row group of {group.rows:,}")
+        if missing == rows > 1:
+            raise ValueError(
+                f"none of {rows:,} images of a row group has bytes, as where files have the paths of "
+                "images alone: write them with the images in them"
+            )
         return batches
 
 
@@ -319,14 +326,22 @@ def list_dataset(url: str, label: str = "") -> tuple[Listing, list[ParquetFile]]
 def _find_parts(filesystem: Any, root: str, url: str) -> dict[str, list[str]]:
     """Finds the paths of each part's files, by the words in their names.
 
+    One file, or files without such words, are a training part.
+
     Raises:
         UsageError: There is no training part, or a file of a part is missing.
     """
+    if root.endswith(SUFFIX) and filesystem.isfile(root):
+        _check_is_whole(root, url)
+        return {"train": [root]}
     parts: dict[str, list[str]] = {}
-    for path in parquet_files(filesystem, root):
+    paths = parquet_files(filesystem, root)
+    for path in paths:
         words = WORD.findall(path.removeprefix(f"{root}/").removesuffix(SUFFIX))
         if words:
             parts.setdefault(PART_OF_WORD[words[-1]], []).append(path)
+    if paths and not parts:
+        parts["train"] = paths
     if "train" not in parts:
         if filesystem.exists(f"{root}/index.json"):
             raise UsageError(
@@ -340,6 +355,16 @@ def _find_parts(filesystem: Any, root: str, url: str) -> dict[str, list[str]]:
         )
     _check_none_missing(chain.from_iterable(parts.values()), root, url)
     return {part: parts[part] for part in PARTS if part in parts}
+
+
+def _check_is_whole(path: str, url: str) -> None:
+    """Raises UsageError if a file's name, `…-00000-of-00005`, says that there are others."""
+    match = NUMBERED.fullmatch(path.removesuffix(SUFFIX))
+    if match and int(match[3]) > 1:
+        raise UsageError(
+            f"{url} is one of {int(match[3])} files of a data set: name their folder, "
+            f"{url.rpartition('/')[0]}"
+        )
 
 
 def _check_none_missing(paths: Iterable[str], root: str, url: str) -> None:
@@ -472,8 +497,15 @@ def _read_labels(file: ParquetFile, columns: Columns) -> tuple[np.ndarray, list[
     reader = pq.ParquetFile(file.open(), metadata=file.metadata)
     column = reader.read([columns.label], use_threads=False).column(0)
     rows = sum(group.rows for group in file.groups)
-    if column.null_count or len(column) != rows:
-        raise ValueError(f"{len(column) - column.null_count:,} labels of {rows:,} rows")
+    if len(column) != rows:
+        raise ValueError(f"{len(column):,} labels of {rows:,} rows")
+    if column.null_count:
+        first = pc.index(column.is_null(), True).as_py()
+        raise ValueError(
+            f"{column.null_count:,} of {rows:,} rows have no label (null) in column "
+            f"`{columns.label}`, row {first:,} first: take these rows out, or name another column "
+            "with --label"
+        )
     texts: list[str] = []
     if columns.is_text:
         column = column.cast(pa.large_string())

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.base.errors import Failure
 from hvdtrain.data.filesystems import reason_of
 from hvdtrain.data.folder import ManyImages
+from hvdtrain.data.image import Unread
 from hvdtrain.data.kept_files import kept
 from hvdtrain.data.parquet_process import InFile, InMemory, ParquetReader
 from hvdtrain.data.sampling import packing_order
@@ -125,12 +125,12 @@ class ParquetImage:
         return f"{self.part.name}-{self.row}"
 
     def read_bytes(self) -> bytes:
-        """Returns the encoded image. Raises Failure if it cannot be read."""
+        """Returns the encoded image. Raises Unread if it cannot be read."""
         file, group, row = self.part.place(self.row)
         try:
             return self.part.groups.image(file, group, row)
         except Exception as error:  # each fsspec file system has errors of its own
-            raise Failure(f"cannot read {self}: {reason_of(error)}") from None
+            raise Unread(f"cannot read {self}: {reason_of(error)}") from None
 
     @property
     def row_group(self) -> tuple[str, int]:

@@ -1,5 +1,6 @@
 """`hvdtrain data`: what it says, what it refuses, and what it imports."""
 
+import os
 import re
 
 import pytest
@@ -111,14 +112,46 @@ def test_check_names_what_is_not_used(folder):
     result = invoke("check", folder)
     assert result.exit_code == 0, result.output
     note, hidden = [line for line in result.stdout.splitlines() if line not in before.splitlines()]
-    unused = ("cat/more", "cat/t.tif", "dog/gone.png", "dog/loop.png", "loose.png")
+    unused = ("cat/t.tif", "dog/gone.png", "dog/loop.png", "loose.png", "cat/more")
     named = ", ".join(f"TrainData/{path}" for path in unused)
     assert note.startswith(
-        f"note: not used: 5 file(s) or folder(s): {named} (`hvdtrain data build folder --source"
+        f"note: not used: 4 images and 1 other file(s) or folder(s): {named} (`hvdtrain data build "
+        f"folder --source {folder} --out NEW` takes "
     )
     assert hidden == (
         "note: passed over: 1 hidden file(s) and folder(s), or left by systems: .DS_Store"
     )
+
+
+def test_check_shows_names_as_they_read(folder):
+    odd = os.fsdecode(b"caf\xe9, au lait")
+    for part in ("TrainData", "ValidationData", "TestData"):
+        (folder / part / "cat").rename(folder / part / odd)
+    result = invoke("check", folder)
+    assert result.exit_code == 0 and "\ncafé, au lait  4 " in result.stdout
+
+
+def test_check_notes_an_image_that_two_classes_have(folder):
+    for name in ("TrainData/cat/9.png", "TrainData/dog/8.png"):
+        (folder / name).write_bytes(archives.picture(905))
+    result = invoke("check", folder)
+    assert result.exit_code == 0, result.output
+    [note] = [line for line in result.stdout.splitlines() if "two classes" in line]
+    assert note.startswith("note: the same image is in two classes, 1 time: ")
+    assert note.endswith("TrainData/cat/9.png and " + str(folder / "TrainData/dog/8.png"))
+
+
+def test_a_folder_that_is_called_as_a_data_set_is_taken_and_that_is_said(
+    folder, tmp_path, monkeypatch
+):
+    folder.rename(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    result = invoke("check", "digits")
+    assert result.exit_code == 0 and "all    8" in result.stdout
+    told = "note: digits is the folder here, and not the built-in data set of that name"
+    assert told in result.stdout
+    shown = CliRunner().invoke(data, ["show", "digits", "--out", "sheet.png"])
+    assert shown.exit_code == 0 and told in shown.stderr
 
 
 # show

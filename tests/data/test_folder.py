@@ -10,8 +10,10 @@ from PIL import Image
 from hvdtrain.base.errors import UsageError
 from hvdtrain.data import image
 from hvdtrain.data.contact_sheet import draw
+from hvdtrain.data.find import find_dataset
 from hvdtrain.data.folder import content_hash, scan
 from hvdtrain.data.loader import labels
+from hvdtrain.data.names import order_of_numbers
 from hvdtrain.data.packing import pack
 
 GOOD = [
@@ -105,7 +107,7 @@ def test_hidden_files_and_what_is_no_image_are_passed_over(tmp_path):
         ),
         (
             ["train/cat/tabby/1.png", "train/dog/1.png", *GOOD[2:]],
-            ["class 'cat' has images only in folders", "deeper"],
+            ["class 'cat' has images only in folders", "deeper", "folder --source /"],
         ),
         (GOOD[0::2], ["one class only, 'cat'"]),
         (
@@ -162,6 +164,8 @@ def test_parts_may_be_called_as_hugging_face_calls_them(train, validation, test,
     assert [path.name for path, _ in found.train] == [f"{train}.png"] * 2
     assert [path.name for path, _ in found.validation] == [f"{validation}.png"] * 2
     assert [path.name for path, _ in found.test] == ([f"{test}.png"] * 2 if test else [])
+    told = [note for note in found.notes if note.startswith("there is no validation part: test ")]
+    assert len(told) == (validation == "test")
 
 
 def test_test_images_of_no_class_are_left_out_and_that_is_said(tmp_path):
@@ -273,6 +277,47 @@ def test_tiny_imagenet_as_it_is_is_refused_with_the_way_on(tmp_path):
     words = r"have their classes in val_annotations.txt: `hvdtrain data build folder --source "
     with pytest.raises(UsageError, match=words):
         scan(root)
+
+
+def test_tiny_imagenet_without_its_table_is_refused_by_the_tables_name(tmp_path):
+    root = make(tmp_path, [*GOOD[:2], "ValidationData/images/val_0.png"])
+    words = r"'.*ValidationData/images' are in no class folders, and val_annotations.txt.* copy it"
+    with pytest.raises(UsageError, match=words):
+        scan(root)
+
+
+def test_a_class_of_damaged_images_is_not_called_empty(tmp_path):
+    more = [f"TrainData/{name}/{k}.png" for name in ("ant", "cat") for k in (5, 6)]
+    root = make(tmp_path, [*GOOD, *more, "ValidationData/ant/1.png"])
+    ants = {"TrainData/ant/5.png", "TrainData/ant/6.png"}
+    with pytest.raises(UsageError, match="all 2 images of class 'ant' in .* are damaged, and --sk"):
+        scan(root, ants)
+    assert len(scan(root, {"TrainData/ant/5.png"}).train) == 5
+    notes = scan(root, {"ValidationData/ant/1.png"}).notes
+    assert notes[1:] == ("the only image of class 'ant' in ValidationData is damaged",)
+    with pytest.raises(UsageError, match="the only image of class 'ant' in .* is damaged"):
+        scan(root, {"ValidationData/ant/1.png", *GOOD[2:]})
+
+
+def test_a_folder_that_is_called_as_a_data_set_is_passed_over_and_that_is_said(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(make(tmp_path, [f"synthetic/{name}" for name in GOOD]))
+    [note] = find_dataset("synthetic").notes
+    assert note == (
+        "synthetic is the built-in data set, and not the folder of that name here: --dataset "
+        "./synthetic is that"
+    )
+    assert find_dataset("./synthetic").notes == ()
+
+
+def test_classes_that_are_numbers_are_sorted_as_text_and_that_is_said():
+    """As in CSAILVision/places365#22, whose checkpoint has other classes then."""
+    [line] = order_of_numbers(("0", "1", "10", "100", "11", "2"))
+    assert line.startswith("classes are in the order of text (0, 1, 10, 100 …)")
+    assert line.endswith("rename them, as 000")
+    for classes in (("0", "1", "2"), ("00", "01", "10"), ("1", "10", "cat"), ("²", "10")):
+        assert order_of_numbers(classes) == []
 
 
 def test_test_images_without_classes_are_left_alone(tmp_path):

@@ -150,6 +150,39 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(function, words, tmp_pat
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
+LACKING = """
+import torch
+from torch.utils.data import TensorDataset
+x = torch.rand(6, 4)
+
+def named(labels):
+    few = TensorDataset(x[: len(labels)], torch.tensor(labels))
+    few.classes = ["a", "b", "c"]
+    return few
+
+def data(): return named([0, 1, 2, 0, 1, 2]), named([0, 1, 1])
+
+def many():
+    train, validation = data()
+    validation.targets = [0, 1, 1]
+    return train, validation
+"""
+
+
+def test_classes_without_samples_to_validate_on_are_told_where_labels_are_known(
+    tmp_path, monkeypatch
+):
+    path = written(tmp_path, LACKING)
+    told = (
+        "its validation data has no samples of 1 of the 3 classes: c; accuracy is that of the "
+        "others",
+    )
+    assert find_dataset(f"{path}:data").notes == told
+    monkeypatch.setattr(own, "MAX_HASHED", 1)  # so that not all samples are read
+    assert find_dataset(f"{path}:many").notes == told
+    assert find_dataset(f"{path}:data").notes == ()
+
+
 def test_a_file_without_a_function_is_refused():
     with pytest.raises(UsageError, match="names no function: give ./mine.py:data, say"):
         find_dataset("./mine.py")

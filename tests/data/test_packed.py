@@ -501,6 +501,80 @@ def test_the_options_of_parquet_files_are_refused_for_a_folder(folder):
             find_dataset(str(folder), **options)
 
 
+def damaged(folder, *rows, part="train"):
+    """Four images, of which those in these rows are cut off, and one of them is missing."""
+    png = archives.picture(1, (40, 36))
+    images = [{"bytes": archives.picture(k, (40, 36))} for k in range(4)]
+    for row in rows:
+        images[row] = {"bytes": png[:60]}
+    images[rows[-1]] = None
+    return theirs(folder, part, image=pa.array(images, pa.struct({"bytes": pa.binary()})))
+
+
+def test_damaged_images_of_parquet_files_are_left_out_on_demand(tmp_path):
+    damaged(tmp_path, 0, 3), damaged(tmp_path, 1, part="validation")
+    whole = find_dataset(str(tmp_path))
+    with pytest.raises(Failure, match=r"image \d of row group \d of .*; --skip-bad leaves such"):
+        epoch(whole)
+    found, again = (find_dataset(str(tmp_path), skip_bad=True) for _ in range(2))
+    assert (len(found.train), len(found.validation)) == (2, 3)
+    assert [name.partition(" of ")[0] for name in found.bad] == ["image 0", "image 1", "image 1"]
+    assert found.bad == again.bad and len(epoch(found)) == 1
+    assert found.known_hash == again.known_hash != whole.known_hash
+    rows = [found.train[index][0].row for index in packing_order(len(found.train))]
+    assert rows == [1, 2]
+    with pytest.raises(UsageError, match="class 'b' has one image: none can be held out"):
+        find_dataset(str(damaged(tmp_path / "alone", 3)), validation=0.3, skip_bad=True)
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_damaged_images(out):
+    with serving(contents_of(out)) as server:
+        found = find_dataset(server.url)
+        server.files = {}
+        with pytest.raises(Failure, match="cannot read image .*Not Found") as refused_to_read:
+            epoch(found)
+        assert "--skip-bad" not in str(refused_to_read.value)
+
+
+def test_one_file_is_a_training_part_and_so_are_files_of_any_name(tmp_path, monkeypatch):
+    theirs(tmp_path), theirs(tmp_path, "validation")
+    file = tmp_path / "data" / "train.parquet"
+    folder = tmp_path / "data"
+    said = refused(file)
+    assert said.endswith(
+        f"as with --validation 0.2; or name the folder that has a validation part too, {folder}"
+    )
+    monkeypatch.chdir(folder)
+    for name in (str(file), "train.parquet", f"file://{file}"):
+        found = find_dataset(name, validation=0.5)
+        assert (found.classes, len(found.train), len(found.validation)) == (("a", "b"), 2, 2)
+    file.rename(folder / "train-00000-of-00002.parquet")
+    said = refused(folder / "train-00000-of-00002.parquet")
+    assert said.endswith(f"is one of 2 files of a data set: name their folder, {folder}")
+    theirs(tmp_path / "any", "part-0"), theirs(tmp_path / "any", "part-1")
+    found = find_dataset(str(tmp_path / "any"), validation=0.5)
+    assert (len(found.train), len(found.validation)) == (4, 4)
+
+
+def test_classes_without_validation_images_and_a_test_part_in_their_place_are_told(tmp_path):
+    theirs(tmp_path, names=("a", "b", "c"), label=pa.array([0, 1, 2, 2]))
+    theirs(tmp_path, "test", names=("a", "b", "c"))
+    stands_in, lacking = find_dataset(str(tmp_path)).notes
+    assert stands_in.startswith("there is no validation part: the part `test` stands for it")
+    assert lacking == (
+        "validation has no images of 1 of the 3 classes: c; accuracy is that of the others"
+    )
+
+
+@pytest.mark.parametrize("name", ["a::b", "c#", "100%", "x?y", "[1]", "simplecache::x", "s3:"])
+def test_a_folder_may_have_any_name(name, tmp_path, monkeypatch):
+    """As `c#` in huggingface/datasets#5099, and `%` in voxel51/fiftyone#861."""
+    theirs(tmp_path / name), theirs(tmp_path / name, "validation")
+    monkeypatch.chdir(tmp_path)
+    for place in (f"{tmp_path}/{name}", f"./{name}"):
+        assert len(contents(find_dataset(place).train)) == 4
+
+
 def test_what_systems_leave_beside_files_is_not_read(out):
     before = contents(find_dataset(str(out)).train)
     for name in ("._train-00000-of-00004.parquet", "__MACOSX/train.parquet"):

@@ -161,9 +161,15 @@ NULLS = pa.array(
             {"label": pa.array([0, 2**40, 0, 1]), "features": False},
             "and there may be 100,000 classes",
         ),
-        ({"label": pa.array([0, None, 0, 1])}, "3 labels of 4 rows"),
+        (
+            {"label": pa.array([0, None, 0, None])},
+            "2 of 4 rows have no label (null) in column `label`, row 1 first: take these rows out",
+        ),
         ({"label": pa.array([0.0, 1.0, 0.0, 1.0])}, "`label` is double, neither integers nor text"),
-        ({"label": pa.array(["a", None, "a", "b"]), "features": False}, "3 labels of 4 rows"),
+        (
+            {"label": pa.array(["a", None, "a", "b"]), "features": False},
+            "1 of 4 rows have no label (null)",
+        ),
         ({"label": pa.array(["a"] * 4), "features": False}, "fewer than two classes"),
         ({"label": pa.array([0] * 4), "names": ["a"]}, "fewer than two classes"),
         ({"names": ["a"] * 2}, "of one name"),
@@ -183,11 +189,16 @@ def test_columns_that_cannot_be_are_refused(columns, why, tmp_path):
     assert why in refused(theirs(tmp_path, **columns))
 
 
-def test_an_image_that_is_missing_is_told_when_it_is_read(tmp_path):
+def test_an_image_that_is_missing_has_no_bytes_and_its_row_group_is_read(tmp_path):
     theirs(tmp_path, image=NULLS), theirs(tmp_path, "validation")
+    found = find_dataset(str(tmp_path))
+    assert sorted(image for image, _ in contents(found.train)) == [b"", b"", b"x", b"x"]
+
+
+def test_a_file_of_paths_alone_is_told(tmp_path):
+    theirs(tmp_path, image=pa.array([None] * 4, NULLS.type)), theirs(tmp_path, "validation")
     with pytest.raises(
-        Failure,
-        match="cannot read image . of row group 0 of .*: 1 of 2 images of a row group have no bytes",
+        Failure, match="none of 2 images of a row group has bytes, as where .*paths"
     ):
         first_row(find_dataset(str(tmp_path))).read_bytes()
 

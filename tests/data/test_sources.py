@@ -373,7 +373,7 @@ def test_a_layout_that_cannot_be_read_whole_is_refused(files, words, tmp_path):
     [
         (
             b"val_0.JPEG n01 0 0",
-            "val_annotations.txt cannot be read: .* is not a name and a class$",
+            "val_annotations.txt cannot be read: line 1, .*, is not a name and a class with a tab",
         ),
         (
             b"val_0.JPEG\tn01\nval_\xe9.JPEG\tn02\n",
@@ -386,6 +386,36 @@ def test_a_table_of_classes_that_cannot_be_read_is_a_line(content, words, tmp_pa
     files["tiny-imagenet-200/val/val_annotations.txt"] = content
     with pytest.raises(Failure, match=words):
         build("folder", tmp_path / "out", images_from=put(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (None, UsageError, r"the images in .*/val/images/ of .* there is no .* or val_annotations"),
+        (
+            lambda lines: lines[:-1],
+            Failure,
+            "no class for 1 of the 2 .*/val/images/val_1.JPEG first",
+        ),
+        (lambda lines: [], Failure, "no class for 2 of the 2 .*/val/images/val_0.JPEG first"),
+        (
+            lambda lines: [lines[0], lines[1].replace(LABELS[1], "n99")],
+            Failure,
+            "has 'n99' as the class of .*/val_1.JPEG, and there are no training images of it: so of 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_a_table_of_classes_that_lacks_something_is_named(change, error, words, kind, tmp_path):
+    table = "tiny-imagenet-200/val/val_annotations.txt"
+    files = archives.tiny(LABELS[:2], 3, 1)
+    lines = files.pop(table).decode().splitlines()
+    if change:
+        files[table] = "\n".join(change(lines)).encode()
+    place = put(tmp_path, files, kind)
+    for name in ("folder", "imagenet-slice"):
+        with pytest.raises(error, match=words):
+            build(name, tmp_path / "out", images_from=place)
 
 
 def test_linked_folders_are_read_and_hidden_files_are_not(tmp_path):

@@ -84,8 +84,8 @@ def test_what_is_left_out_is_counted_and_told(photos, tmp_path):
     (photos / "washer" / "gone.png").symlink_to(tmp_path / "nowhere")
     result = invoke("build", "folder", "--source", photos, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    left = ".Trash, README, a.png, washer/.DS_Store, washer/a.gif and 3 more"
-    told = [f"left out: 8 file(s) and folder(s): {left}"]
+    left = "a.png, washer/a.gif, washer/b.GIF, washer/gone.png, .Trash and 3 more"
+    told = [f"left out: 4 images and 4 other file(s) or folder(s): {left}"]
     assert result.stdout.splitlines()[1:] == told
     assert tomllib.loads((tmp_path / "out" / "dataset.toml").read_text())["notes"] == told
 
@@ -149,7 +149,7 @@ def test_parts_of_the_source_are_kept(tmp_path):
     sizes = {name: (len(train), len(held_out)) for name, (train, held_out) in parts(out).items()}
     assert sizes == {"cat": (5, 2), "dog": (5, 3)}
     assert tomllib.loads((out / "dataset.toml").read_text())["notes"] == [
-        "left out: 1 file(s) and folder(s): readme/a.png"
+        "left out: 1 image: readme/a.png"
     ]
 
 
@@ -250,7 +250,7 @@ def test_an_archive_is_read_as_its_folder_is(photos, kind, tmp_path):
     result = invoke("build", "folder", "--source", archive, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert parts(tmp_path / "out") == parts(plain)
-    assert "left out: 2 file(s) and folder(s): __MACOSX/my photos/washer/._a0.png" in result.stdout
+    assert "left out: 2 file(s) or folder(s): __MACOSX/my photos/washer/._a0.png" in result.stdout
 
 
 def test_a_damaged_image_in_a_compressed_tar_is_left_out_too(photos, tmp_path):
@@ -300,6 +300,45 @@ def test_a_zip_of_powershell_has_folders(tmp_path):
     out = build("folder", tmp_path / "out", images_from=tmp_path / "photos.zip")
     assert scan(out).classes == ("cat", "dog") and len(list(scan(out).images)) == 8
     assert tomllib.loads((out / "dataset.toml").read_text())["notes"] == []
+
+
+def zipped_as(encoding, names):
+    """A zip of images whose names are in this encoding, which it does not say."""
+    encoded = [name.encode(encoding) for name in names]
+    numbers = [f"{number:0{len(name)}}" for number, name in enumerate(encoded)]
+    content = archives.zipped({number: archives.picture(int(number)) for number in numbers})
+    for number, name in zip(numbers, encoded, strict=True):
+        content = content.replace(number.encode(), name)
+    return content
+
+
+def in_class(*classes):
+    return [f"{name}/{number}.png" for name in classes for number in range(4)]
+
+
+def test_a_zip_of_other_encodings_never_gets_other_letters(tmp_path):
+    """GBK as of zhuojg/chinese-calligraphy-dataset#2, Shift-JIS as of nih-at/libzip#212, where ソ
+    has a backslash's byte.
+    """
+    for encoding, name, words in (
+        ("latin-1", "café", "class 'café' is not UTF-8 .*`unzip -O gbk`"),
+        ("latin-1", "Málaga", "class 'Málaga' is not UTF-8"),
+        ("gbk", "猫咪", "is not UTF-8 .*gbk or cp932"),
+        ("cp932", "ソフト", "is not UTF-8 .*gbk or cp932"),
+    ):
+        (tmp_path / "photos.zip").write_bytes(zipped_as(encoding, in_class(name, "tea")))
+        with pytest.raises(UsageError, match=words):
+            build("folder", tmp_path / "out", images_from=tmp_path / "photos.zip")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_zip_of_dos_is_read_and_that_is_said(tmp_path):
+    (tmp_path / "photos.zip").write_bytes(zipped_as("cp437", in_class("Schräube", "Señor")))
+    out = build("folder", tmp_path / "out", images_from=tmp_path / "photos.zip")
+    assert scan(out).classes == ("Schräube", "Señor")
+    [note] = tomllib.loads((out / "dataset.toml").read_text(encoding="utf-8"))["notes"]
+    assert note.startswith("names in photos.zip are not UTF-8, and were read as those of DOS: Schr")
+    assert "`unzip -O cp932`" in note
 
 
 def test_a_class_in_latin_1_is_named_as_it_reads(photos, tmp_path):

@@ -10,9 +10,12 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers import archives
 from helpers.jobs import hvdtrain
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -204,6 +207,31 @@ def test_the_data_of_training_may_be_gone(run, tmp_path):
         (copy / part / "3").rename(copy / part / "three")
     said = refused(run, "--dataset", copy)
     assert "the model knows the classes 0, 1, 2, 3, 4 and 5 more; " in said
+
+
+def test_parquet_files_are_tested_by_a_column_and_without_damaged_images(three, small, tmp_path):
+    """The options of training are those of an evaluation too: small has three classes."""
+    names = find_dataset(str(small)).classes
+    columns = {
+        "image": pa.array([archives.picture(k, (40, 36)) for k in range(5)] + [b"cut off"]),
+        "kind": pa.array([*names, *names]),
+        "colour": pa.array(["red"] * 6),
+    }
+    (tmp_path / "set").mkdir()
+    pq.write_table(pa.table(columns), tmp_path / "set" / "test.parquet")
+    pq.write_table(pa.table(columns), tmp_path / "set" / "train.parquet")
+    assert "name the one of classes with --label" in refused(three, "--dataset", tmp_path / "set")
+    options = ["--dataset", tmp_path / "set", "--label", "kind"]
+    done = CliRunner().invoke(command.evaluate, [str(three), *map(str, options)])
+    assert "--skip-bad leaves such images out" in str(done.exception)
+    shown, figures = evaluate(three, *options, "--skip-bad")
+    assert figures["images"] == 5 and "note: there is no validation part: the part `test`" in shown
+    assert "--skip-bad left out 2 damaged images:\n  image 5 of row group 0 of " in shown
+    alone = ["--dataset", tmp_path / "set" / "train.parquet", "--label", "kind"]
+    assert "as with --validation 0.2; or name the folder" in refused(three, *alone)
+    assert "one image: none can be held out" in refused(
+        three, *alone, "--validation", 0.5, "--skip-bad"
+    )
 
 
 def test_a_class_without_images_has_none_in_the_confusion(run, tmp_path):

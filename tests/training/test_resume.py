@@ -467,7 +467,7 @@ def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
         printed, _ = job.communicate(timeout=60)
     assert job.returncode == 0, printed
     assert "test_accuracy" in summary(out)
-    told = "note: not used: 1 file(s) or folder(s): TrainData/a/x.tif"
+    told = "note: not used: 1 image: TrainData/a/x.tif"
     assert told in printed
 
 

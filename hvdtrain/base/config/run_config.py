@@ -66,7 +66,7 @@ class RunConfig:
     )
     skip_bad: bool = option(
         False,
-        "Leave damaged images of a folder out: all are looked at before training, once a host.",
+        "Leave damaged images out: all are looked at before training, once a host.",
         bool,
     )
     label: str = option(

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from hvdtrain.base.errors import UsageError
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.data import image
 from hvdtrain.data.archive import Member, Tree
 from hvdtrain.data.folder import PART_NAMES, TEST, TRAIN, VALIDATION
 from hvdtrain.data.names import USUAL_SUFFIXES, has_no_ending, is_image_name
 from hvdtrain.data.selection import Item
-from hvdtrain.data.sources._tables import TABLES, labels_of_validation
+from hvdtrain.data.sources._tables import TABLES, Labels, labels_of_validation
 
 # Patterns of the names of each part's folders, in upper or lower case. Names with an x are those of
 # ImageNet-100 in pieces.
@@ -62,7 +62,8 @@ def in_class_folders(tree: Tree) -> list[Item]:
     Raises:
         UsageError: There are no such images, or folders for validation and test without `train`; or
             the validation images are in no class folders, and there is no table of their classes.
-        Failure: A table cannot be read.
+        Failure: A table cannot be read, has no class for some validation images, or a class that
+            has no training images.
     """
     images = images_of(tree)
     folders = [member.name.split("/")[:-1] for member in images]
@@ -76,8 +77,9 @@ def in_class_folders(tree: Tree) -> list[Item]:
         raise UsageError(
             f"'{tree.path}' has folders for validation and test, and none called train"
         )
-    label_of = labels_of_validation(tree, images)
-    flat = 0  # validation images without a class
+    table = labels_of_validation(tree, images)
+    label_of = table.of
+    flat = []  # validation images without a class
     items = []
     for member, levels in zip(images, folders, strict=True):
         if member.name in label_of:
@@ -90,12 +92,9 @@ def in_class_folders(tree: Tree) -> list[Item]:
             name = "_".join([*of_class[1:], PurePosixPath(member.name).name])
             items.append(Item(of_class[0], name, part, handle=member))
         elif part == "validation":
-            flat += 1
-    if flat and not any(item.part == "validation" for item in items):
-        raise UsageError(
-            f"the images in val/ of '{tree.path}' are in no class folders, and there is no "
-            f"{' or '.join(TABLES)} to say what they show"
-        )
+            flat.append(member)
+    if in_parts:
+        _check_validation(tree, table, items, flat)
     # A folder that has test images only is no class: ImageNet's unlabelled images lie in one.
     labels = {item.label for item in items if item.part != "test"}
     if not labels:
@@ -104,6 +103,47 @@ def in_class_folders(tree: Tree) -> list[Item]:
             f"with images ({', '.join(USUAL_SUFFIXES)}) in it"
         )
     return _with_distinct_names([item for item in items if item.label in labels])
+
+
+def _check_validation(
+    tree: Tree, table: Labels, items: Sequence[Item], flat: Sequence[Member]
+) -> None:
+    """Checks that the classes of validation images are known, and are classes of training images.
+
+    Args:
+        tree: The folder or archive.
+        table: The classes that tables tell.
+        items: The images that lie in class folders, or whose classes tables tell.
+        flat: Validation images that are neither.
+
+    Raises:
+        UsageError: There is no table of classes, and no validation image is in the folder of one.
+        Failure: A table lacks images, or has classes without training images.
+    """
+    classes = {item.label for item in items if item.part == "train"}
+    validation = [item for item in items if item.part == "validation"]
+    strangers = [item for item in validation if item.label not in classes]
+    told = [item for item in strangers if item.handle.name in table.of]
+    if told:
+        first = told[0]
+        raise Failure(
+            f"{table.names[0]} has '{first.label}' as the class of {first.handle}, and there are no "
+            f"training images of it: so of {len(told):,} of {len(validation):,} images. Give "
+            "training images of such classes, or take these lines and images out"
+        )
+    untold = [*flat, *(item.handle for item in strangers)]
+    if untold and table.names:
+        raise Failure(
+            f"{table.names[0]} has no class for {len(untold):,} of the "
+            f"{len(validation) + len(flat):,} validation images, {untold[0]} first: complete it, "
+            "or take these images out"
+        )
+    if untold and len(strangers) == len(validation):
+        folder = PurePosixPath(untold[0].name).parent
+        raise UsageError(
+            f"the images in {folder}/ of '{tree.path}' are in no class folders, and there is no "
+            f"{' or '.join(TABLES)} to say what they show"
+        )
 
 
 def _with_distinct_names(items: Sequence[Item]) -> list[Item]:

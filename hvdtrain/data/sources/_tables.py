@@ -9,6 +9,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hvdtrain.base.errors import Failure
@@ -19,15 +20,30 @@ SOLUTION = "LOC_val_solution.csv"
 TABLES = (SOLUTION, ANNOTATIONS)
 
 
-def labels_of_validation(tree: Tree, images: Sequence[Member]) -> dict[str, str]:
-    """Returns the class of each image that a table names, by the image's path in the tree.
+@dataclass(frozen=True)
+class Labels:
+    """What the tables of a tree tell.
+
+    Attributes:
+        names: The paths of the tables in the tree; empty if there are none.
+        of: The class of each image that a table names, by the image's path.
+    """
+
+    names: list[str]
+    of: dict[str, str]
+
+
+def labels_of_validation(tree: Tree, images: Sequence[Member]) -> Labels:
+    """Returns the classes that tables in a tree tell.
 
     Raises:
         Failure: A table cannot be read.
     """
     found: dict[str, str] = {}
+    tables = []
     solution = tree.find(SOLUTION)
     if solution:
+        tables.append(solution.name)
         class_of = _read_solution(solution)
         for member in images:
             path = PurePosixPath(member.name)
@@ -35,13 +51,14 @@ def labels_of_validation(tree: Tree, images: Sequence[Member]) -> dict[str, str]
                 found[member.name] = class_of[path.stem]
     annotations = tree.find(ANNOTATIONS)
     if annotations:
+        tables.append(annotations.name)
         class_of = _read_annotations(annotations)
         below = annotations.name.removesuffix(ANNOTATIONS)
         for member in images:
             name = PurePosixPath(member.name).name
             if member.name.startswith(below) and name in class_of:
                 found[member.name] = class_of[name]
-    return found
+    return Labels(tables, found)
 
 
 def _read_solution(table: Member) -> dict[str, str]:
@@ -56,12 +73,18 @@ def _read_solution(table: Member) -> dict[str, str]:
 
 def _read_annotations(table: Member) -> dict[str, str]:
     """Returns the class of each image by its name."""
-    lines = _text_of(table).splitlines()
-    rows = [line.split("\t") for line in lines if line.strip()]
-    short = [row for row in rows if len(row) < 2]
-    if short:
-        raise Failure(f"{table.name} cannot be read: {short[0]!a} is not a name and a class")
-    return {row[0]: row[1] for row in rows}
+    class_of = {}
+    for number, line in enumerate(_text_of(table).splitlines(), 1):
+        name, _, others = line.partition("\t")
+        label = others.split("\t")[0].strip()
+        if line.strip() and not label:
+            raise Failure(
+                f"{table.name} cannot be read: line {number}, {line[:80]!a}, is not a name and a "
+                "class with a tab between"
+            )
+        class_of[name] = label
+    class_of.pop("", None)
+    return class_of
 
 
 def _text_of(table: Member) -> str:

@@ -13,6 +13,7 @@ from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import some_of
 from hvdtrain.data.archive import Member, Tree
 from hvdtrain.data.image import digest_or_problem
+from hvdtrain.data.names import counted_images_first
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Item
 from hvdtrain.data.sources import Source
@@ -34,8 +35,13 @@ def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     left_out.update(tree.passed_over)
     notes = []
     if left_out:
-        names = some_of(sorted(left_out))
-        notes.append(f"left out: {len(left_out):,} file(s) and folder(s): {names}")
+        notes.append(f"left out: {counted_images_first(left_out)}")
+    if tree.dos_names:
+        notes.append(
+            f"names in {images_from.name} are not UTF-8, and were read as those of DOS: "
+            f"{some_of(tree.dos_names)}. If they read wrong, unpack it with the right encoding, as "
+            "with `unzip -O cp932`, and give the folder"
+        )
     skip_bad = recipe.options["skip_bad"]
     return Source(lambda: _whole_images(items, tree.path, skip_bad, notes), tree.fingerprint, notes)
 

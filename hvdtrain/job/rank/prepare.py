@@ -22,6 +22,7 @@ from hvdtrain.data.find import find_dataset_of
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.identity import identity
 from hvdtrain.data.loader import example
+from hvdtrain.data.names import order_of_numbers
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.rank.script import run_as_worker
 from hvdtrain.job.rank.worker import train_as_worker
@@ -131,7 +132,9 @@ def _prepare_worker(job: Job, data: ImageFolder, resuming: bool) -> Prepared:
         check_lone_samples(config, [world.workers], len(data.train), model, inputs[:1])
     # Every worker loads them: the first worker's weights, which all take later, may lack batch-norm
     # statistics.
-    skipped = load_weights(model, config) if config.pretrained else []
+    skipped = []
+    if config.pretrained:
+        skipped = [*load_weights(model, config), *order_of_numbers(data.classes)]
     data = dataclasses.replace(data, known_hash=identity(data))  # this may take a while
     resumed = None
     if resuming:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdtrain.base.config.command_line import TRUST
-from hvdtrain.base.config.option_types import Folder
+from hvdtrain.base.config.option_types import Folder, Real
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import printable, some_of
@@ -34,6 +35,23 @@ if TYPE_CHECKING:
 )
 @TRUST
 @click.option(
+    "--label",
+    default="",
+    metavar="COLUMN",
+    help="Parquet files: the column of classes  [default: the run's].",
+)
+@click.option(
+    "--validation",
+    type=Real(0, 0.9),
+    default=0.0,
+    metavar="SHARE",
+    help="Parquet files: the share of training images to test on, where there is no part for that "
+    " [default: the run's].",
+)
+@click.option(
+    "--skip-bad", is_flag=True, help="Leave damaged images out  [default: as the run did]."
+)
+@click.option(
     "--split",
     type=click.Choice(["validation", "test"]),
     default="validation",
@@ -48,7 +66,15 @@ if TYPE_CHECKING:
     "[default: RUN/evaluation-SPLIT].",
 )
 def evaluate(
-    run: Path, dataset: str, model: str, trust_model: bool, split: str, out: Path | None
+    run: Path,
+    dataset: str,
+    model: str,
+    trust_model: bool,
+    label: str,
+    validation: float,
+    skip_bad: bool,
+    split: str,
+    out: Path | None,
 ) -> None:
     """Test the model that a run saved on every held-out image: loss, accuracy, confusion.
 
@@ -56,6 +82,7 @@ def evaluate(
     hvdtrain evaluate runs/single
     hvdtrain evaluate runs/single --split test
     hvdtrain evaluate runs/single --dataset FOLDER --out results
+    hvdtrain evaluate runs/single --dataset hf://datasets/NAME --label fine_label
 
     The classes are those of the run, so that the data of training may be gone. The model is the
     final one, or with --save best the best one; of a run that has not finished,
@@ -82,7 +109,9 @@ def evaluate(
     if config.device == "cuda":  # the run may have been trained on another machine
         config = dataclasses.replace(config, device="auto")
     name = dataset or config.dataset
-    trained_on, data = _data(run, config, name, known)
+    options = {"label": label, "validation": validation, "skip_bad": skip_bad}
+    trained_on, data = _data(run, config, name, known, options)
+    _tell_of_images(data)
     samples = data.test if split == "test" else data.validation
     if not samples:
         raise UsageError(f"the data set {name} has no test images: use --split validation")
@@ -137,8 +166,20 @@ def _default_out(run: Path, split: str, dataset: str) -> Path:
     return run / f"evaluation-{split}-of-{other}"
 
 
+def _tell_of_images(data: "ImageFolder") -> None:
+    """Prints what a user should know of the data set."""
+    from hvdtrain.data.bad_images import lines_of_bad
+
+    for line in [*(f"note: {note}" for note in data.notes), *lines_of_bad(data.bad)]:
+        click.echo(line, err=True)
+
+
 def _data(
-    run: Path, config: RunConfig, name: str, known: tuple[str, ...] | None
+    run: Path,
+    config: RunConfig,
+    name: str,
+    known: tuple[str, ...] | None,
+    options: Mapping[str, Any],
 ) -> "tuple[ImageFolder, ImageFolder]":
     """Returns a data set with the classes that the model knows, and the data set to test on.
 
@@ -150,6 +191,8 @@ def _data(
         config: The configuration of the run.
         name: The name of the data set to test on.
         known: The classes of the model, as the run's manifest names them.
+        options: The options of the data set to test on, by their names in the configuration; those
+            of the run hold where they are not given.
 
     Raises:
         UsageError: The classes of the two differ, or only one of them is a user's own data.
@@ -162,10 +205,12 @@ def _data(
             "one model"
         )
     tested = dataclasses.replace(config, dataset=name)
-    if name != config.dataset and is_parquet(name):
-        tested = dataclasses.replace(tested, skip_bad=False)
-    elif name != config.dataset:
+    if name != config.dataset and not is_parquet(name):
         tested = dataclasses.replace(tested, label="", validation=0.0)
+    if is_code(name) and options["skip_bad"]:
+        raise UsageError(f"--skip-bad does nothing in {name}: its code decides that")
+    chosen = {option: value for option, value in options.items() if value}
+    tested = dataclasses.replace(tested, **chosen)
     data = find_dataset_of(tested)
     trained_on = data
     if known is None and name != config.dataset:
