@@ -310,6 +310,15 @@ def test_output_that_cannot_be_written_ends_it_quietly(output, line):
     assert (done.returncode, done.stderr) == (1, line)
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_a_shell_may_close_a_stream(closed):
+    done = subprocess.run(
+        f"{SCRIPT} modes {closed}", shell=True, capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (closed != ">&-")
+
+
 # Under a starter: one line for all ranks
 
 

@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import io
 import math
+import os
 import re
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
@@ -28,6 +29,11 @@ def three_digits(value: float) -> str:
 def printable(text: str) -> str:
     """Returns the text with escape sequences for characters that a terminal would obey."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def printable_name(name: str) -> str:
+    """Returns a name as `printable`, in one line and one column."""
+    return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
 # What stands for a character that a terminal's encoding lacks, as KOI8-R lacks most of these.
@@ -92,18 +98,21 @@ class _Shown:
         return getattr(self.stream, name)
 
 
-def shown(stream: TextIO) -> TextIO:
+def shown(stream: TextIO | None) -> TextIO:
     """Returns a stream that makes text `printable`, since it may come from anybody's folder.
 
-    Characters that the stream's encoding lacks become plainer ones. Bytes pass unchanged.
+    Characters that the stream's encoding lacks become plainer ones. Bytes pass unchanged. What is
+    written to a stream that a shell has closed (`>&-`) goes nowhere.
     """
+    if stream is None:
+        stream = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     set_encoding(stream)
     return cast(TextIO, _Shown(stream))
 
 
 def some_of(names: Iterable[str], number: int = 5) -> str:
     """Returns the first names, and how many more there are."""
-    listed = [printable(name) for name in names]
+    listed = [printable_name(name) for name in names]
     text = ", ".join(listed[:number])
     if len(listed) > number:
         text += f" and {len(listed) - number:,} more"

@@ -10,7 +10,7 @@ import click
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.option_types import Folder, Real
 from hvdtrain.base.errors import Failure, UsageError
-from hvdtrain.base.formatting import printable
+from hvdtrain.base.formatting import printable_name
 from hvdtrain.base.system.own_code import is_code
 from hvdtrain.data.build import build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, ImageFolder, read_manifest, scan
@@ -235,7 +235,7 @@ def check_(dataset: str, label: str, validation: float) -> None:
     parts = [part for part in PARTS if getattr(images, part)]
     table = Table("class", *parts, box=None, pad_edge=False)
     for name, of_class in counts.items():
-        table.add_row(printable(readable(name)), *(f"{of_class[part]:,}" for part in parts))
+        table.add_row(printable_name(readable(name)), *(f"{of_class[part]:,}" for part in parts))
     table.add_row("all", *(f"{len(getattr(images, part)):,}" for part in parts))
     Console().print(table)
     for line in notes:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 # Files that have the labels of images beside them or below: Tiny ImageNet's, which only builds read.
 ANNOTATIONS = "val_annotations.txt"
 MANIFEST = "dataset.toml"
+MOST_LOOKED_AT = 10_000  # files and folders, for a message
 # Stands in every manifest. Only folders that have it are ever replaced.
 MAKER = "hvdtrain data build"
 
@@ -277,6 +278,7 @@ def scan(root: Path, bad: Set[str] = frozenset()) -> ImageFolder:
             folder = root / validation_name / folders[number]
             raise _no_images(folder, validation.damaged[number])
         notes = [not_utf8(name) for name in classes if not is_utf8(name)]
+        notes += _alike(classes)
         notes += _lacking(validation, classes)
         if validation_name.lower() in PART_NAMES[TEST]:
             notes.append(stands_in(validation_name))
@@ -345,45 +347,49 @@ def _test_folders(part: Path, classes: Sequence[str]) -> tuple[list[str], str]:
     return folders, problem
 
 
+def _alike(classes: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each name that several classes have, with accents in several forms."""
+    for name, times in Counter(map(composed, classes)).items():
+        if times > 1:
+            yield (
+                f"{times} classes are called '{name}', with their accents written in several ways: "
+                "put them into one folder if they are one class"
+            )
+
+
 def _lacking(validation: Files, classes: Sequence[str]) -> list[str]:
     """Returns lines about the classes that have no validation images."""
-    empty = [classes[number] for number in validation.empty]
-    lines = [lacking(validation.part, empty, len(classes))] if empty else []
+    lines = lacking_by_labels(validation.part, validation.labels(), classes)
     for number in validation.empty:
         if validation.damaged[number]:
             lines.append(_all_damaged(validation.part, classes[number], validation.damaged[number]))
     return lines
 
 
-def lacking(part: str, names: Sequence[str], classes: int, noun: str = "images") -> str:
-    """Returns a line about the classes of which a part has nothing to validate on.
-
-    Args:
-        part: The name of the part.
-        names: The names of these classes.
-        classes: The number of all classes.
-        noun: What a class has.
-    """
-    return (
-        f"{part} has no {noun} of {len(names):,} of the {classes:,} classes: {some_of(names)}; "
-        "accuracy is that of the others"
-    )
-
-
 def lacking_by_labels(
-    part: str, labels: Any, classes: Sequence[str], noun: str = "images"
+    part: str,
+    labels: Any,
+    classes: Sequence[str],
+    noun: str = "images",
+    so: str = "accuracy is that of the others",
 ) -> list[str]:
-    """Returns `lacking` as a list, empty where the part has something of every class.
+    """Returns a line about the classes of which a part has nothing; none if it has some of each.
 
     Args:
         part: The name of the part.
         labels: The class of each sample, [samples] integers.
         classes: The names of all classes.
         noun: What a class has.
+        so: What follows.
     """
-    there = set(labels.tolist())
+    import numpy as np
+
+    there = set(np.unique(labels).tolist())
     names = [name for number, name in enumerate(classes) if number not in there]
-    return [lacking(part, names, len(classes), noun)] if names else []
+    if not names:
+        return []
+    of_classes = f"{len(names):,} of the {len(classes):,} classes: {some_of(names)}"
+    return [f"{part} has no {noun} of {of_classes}; {so}"]
 
 
 def stands_in(name: str) -> str:
@@ -448,7 +454,7 @@ def _part_folders(root: Path) -> tuple[str, str, str]:
         missing = "val"
     if missing:
         raise UsageError(
-            f"'{root}' has no folder {missing}: {SHAPE}. {_one_level_deeper(root, folders)}"
+            f"'{root}' has no folder {missing}: {SHAPE}. {_near(root, folders)}"
             f"{_how_to_split(root)}"
         )
     if VALIDATION not in found:
@@ -457,11 +463,18 @@ def _part_folders(root: Path) -> tuple[str, str, str]:
     return found[TRAIN], found[VALIDATION], test
 
 
-def _one_level_deeper(root: Path, folders: Sequence[str]) -> str:
-    """Returns a sentence that names the folder in this one that has a training part, if any has."""
+def _near(root: Path, folders: Sequence[str]) -> str:
+    """Returns a sentence that names the folder near this one that has a training part, if any has."""
+    part_names = set(chain.from_iterable(PART_NAMES.values()))
+    if root.name.lower() in part_names:
+        return f"'{root}' is a part by its name: give '{root.parent}'. "
     for name in folders:
         if any(part.lower() in PART_NAMES[TRAIN] for part in _folders_in(root / name)):
             return f"'{root / name}' has a training part: give that folder. "
+    near = islice(root.rglob("*"), MOST_LOOKED_AT)
+    for path in near:
+        if path.suffix == ".parquet":
+            return f"'{path}' lies deeper than Parquet files are looked for: give its folder. "
     return ""
 
 

@@ -201,13 +201,13 @@ def _lacking(validation: OwnSamples, classes: Sequence[str]) -> list[str]:
     They are where all samples have been read, or where the dataset has `targets`, as torchvision's
     have.
     """
-    labels = validation.labels
-    if bool((labels < 0).any()):
+    labels = validation.labels.numpy()
+    if (labels < 0).any():
         targets = getattr(validation.dataset, "targets", None)
         if not isinstance(targets, list | torch.Tensor | np.ndarray):
             return []
-        labels = torch.as_tensor(targets)
-        if labels.shape != (len(validation),) or labels.is_floating_point():
+        labels = np.array(targets, dtype=object)
+        if labels.shape != (len(validation),) or not all(isinstance(x, int) for x in labels):
             return []
     return lacking_by_labels("its validation data", labels, classes, "samples")
 

@@ -5,7 +5,7 @@ process that reads them.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +68,7 @@ def read(url: str, label: str = "", validation: float = 0.0, skip_bad: bool = Fa
                 f"{url} has no images in a part `{part}`: Parquet files belong in "
                 f"data/train-*{SUFFIX} and data/validation-*{SUFFIX}"
             )
-    validated_on = parts.images["validation"].labels()
-    parts.notes += lacking_by_labels("validation", validated_on, listing.classes)
+    parts.notes += _lacking(parts.images, listing.classes)
     return ImageFolder(
         root=url,
         classes=listing.classes,
@@ -118,10 +117,12 @@ class _Parts:
 
     def leave_out_bad(self) -> None:
         """Leaves out the images that cannot be decoded."""
+        left_out = {}
         for part, images in self.images.items():
             rows = bad_rows(images, f"{self.dataset_hash} {part}")
             if not rows:
                 continue
+            left_out[part] = [images[row][0].row for row in rows]
             self.bad += [str(images[row][0]) for row in rows]
             is_kept = np.ones(len(images), bool)
             is_kept[rows] = False
@@ -129,8 +130,8 @@ class _Parts:
                 self.images[part] = in_place(images, is_kept)
             else:
                 self.images[part] = Chosen(images, np.flatnonzero(is_kept))
-        if self.bad:
-            self.dataset_hash = hash_with(self.dataset_hash, self.bad)
+        if left_out:
+            self.dataset_hash = hash_with(self.dataset_hash, left_out)
 
     def choose_validation(self, url: str, share: float, classes: Sequence[str]) -> None:
         """Holds out a share of the training images, where there are no others to validate on.
@@ -154,6 +155,16 @@ class _Parts:
         self.dataset_hash = hash_with(self.dataset_hash, share)
         held_out = len(self.images["validation"])
         self.notes.append(f"{held_out:,} training images are held out to validate on")
+
+
+def _lacking(images: Mapping[str, Any], classes: Sequence[str]) -> list[str]:
+    """Returns lines about classes without images to train on, or to validate on."""
+    trained_on = images["train"].labels()
+    validated_on = images["validation"].labels()
+    return [
+        *lacking_by_labels("train", trained_on, classes, so="nothing can be learned of them"),
+        *lacking_by_labels("validation", validated_on, classes),
+    ]
 
 
 def _or_the_folder(url: str) -> str:

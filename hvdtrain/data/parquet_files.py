@@ -630,6 +630,8 @@ def _columns(schema: Any, label: str) -> Columns:
     if pa.types.is_dictionary(label_type):
         label_type = label_type.value_type
     is_text = pa.types.is_string(label_type) or pa.types.is_large_string(label_type)
+    if pa.types.is_boolean(label_type):
+        return Columns(path, label, False, ("false", "true"))
     if not is_text and not pa.types.is_integer(label_type):
         raise ValueError(
             f"its column `{label}` is {label_type!s:.80}, neither integers nor text: name another "

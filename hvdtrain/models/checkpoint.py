@@ -77,6 +77,8 @@ def _read(path: Path) -> Any:
         )
     if path.name.endswith(INDEX_SUFFIX):
         return _read_shards(path)
+    if path.suffix == ".distcp" or path.name in (".metadata", "data.pkl"):
+        raise UsageError(f"--pretrained {path.parent}: {_what_a_folder_is(path.parent)}")
     shard = _SHARD.fullmatch(path.name)
     if shard and int(shard[2]) > 1:
         index = f"{shard[1]}{shard[3]}{INDEX_SUFFIX}"

@@ -124,11 +124,11 @@ def test_check_names_what_is_not_used(folder):
 
 
 def test_check_shows_names_as_they_read(folder):
-    odd = os.fsdecode(b"caf\xe9, au lait")
+    odd = os.fsdecode(b"caf\xe9,\nau lait")
     for part in ("TrainData", "ValidationData", "TestData"):
         (folder / part / "cat").rename(folder / part / odd)
     result = invoke("check", folder)
-    assert result.exit_code == 0 and "\ncafé, au lait  4 " in result.stdout
+    assert result.exit_code == 0 and "\ncafé,\\nau lait  4 " in result.stdout
 
 
 def test_check_notes_an_image_that_two_classes_have(folder):

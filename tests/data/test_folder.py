@@ -256,6 +256,16 @@ def test_a_class_is_the_same_however_its_accents_are_written(tmp_path):
     assert found.validation[0][0].is_file()
 
 
+def test_classes_that_differ_in_how_accents_are_written_are_told(tmp_path):
+    composed, apart = "Schr\u00e4ube", "Schra\u0308ube"
+    parts = ("TrainData", "ValidationData")
+    root = make(tmp_path, [f"{part}/{name}/1.png" for part in parts for name in (composed, apart)])
+    found = scan(root)
+    assert len(found.classes) == 2 and [label for _, label in found.validation] == [0, 1]
+    [note] = found.notes
+    assert note.startswith(f"2 classes are called '{composed}', with their accents")
+
+
 def test_a_class_in_latin_1_is_trained_on_named_as_it_reads_and_not_packed(tmp_path):
     root = make(tmp_path / "photos", [*GOOD, "TrainData/tea/1.png", "ValidationData/tea/1.png"])
     odd = os.fsdecode(b"caf\xe9")
@@ -277,6 +287,13 @@ def test_tiny_imagenet_as_it_is_is_refused_with_the_way_on(tmp_path):
     words = r"have their classes in val_annotations.txt: `hvdtrain data build folder --source "
     with pytest.raises(UsageError, match=words):
         scan(root)
+
+
+def test_a_part_alone_is_refused_with_the_folder_that_it_is_of(tmp_path):
+    make(tmp_path, GOOD)
+    words = f"'{tmp_path}/TrainData' is a part by its name: give '{tmp_path}'"
+    with pytest.raises(UsageError, match=words):
+        scan(tmp_path / "TrainData")
 
 
 def test_tiny_imagenet_without_its_table_is_refused_by_the_tables_name(tmp_path):

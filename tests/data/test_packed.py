@@ -521,6 +521,8 @@ def test_damaged_images_of_parquet_files_are_left_out_on_demand(tmp_path):
     assert [name.partition(" of ")[0] for name in found.bad] == ["image 0", "image 1", "image 1"]
     assert found.bad == again.bad and len(epoch(found)) == 1
     assert found.known_hash == again.known_hash != whole.known_hash
+    moved = shutil.copytree(tmp_path, tmp_path.with_name("moved"))
+    assert find_dataset(str(moved), skip_bad=True).known_hash == found.known_hash
     rows = [found.train[index][0].row for index in packing_order(len(found.train))]
     assert rows == [1, 2]
     with pytest.raises(UsageError, match="class 'b' has one image: none can be held out"):
@@ -534,6 +536,18 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_damaged_images(out):
         with pytest.raises(Failure, match="cannot read image .*Not Found") as refused_to_read:
             epoch(found)
         assert "--skip-bad" not in str(refused_to_read.value)
+
+
+def test_what_is_true_or_false_is_two_classes(tmp_path):
+    for part in ("train", "validation"):
+        theirs(tmp_path, part, features=False, label=pa.array([True, False, True, False]))
+    found = find_dataset(str(tmp_path))
+    assert found.classes == ("false", "true") and found.validation.labels().tolist() == [1, 0, 1, 0]
+
+
+def test_files_that_lie_too_deep_are_found_for_the_message(tmp_path):
+    theirs(tmp_path / "a" / "b" / "c")
+    assert "train.parquet' lies deeper than Parquet files are looked for: give" in refused(tmp_path)
 
 
 def test_one_file_is_a_training_part_and_so_are_files_of_any_name(tmp_path, monkeypatch):
@@ -564,6 +578,9 @@ def test_classes_without_validation_images_and_a_test_part_in_their_place_are_to
     assert lacking == (
         "validation has no images of 1 of the 3 classes: c; accuracy is that of the others"
     )
+    theirs(tmp_path, names=("a", "b", "c"))
+    told = "train has no images of 1 of the 3 classes: c; nothing can be learned of them"
+    assert told in find_dataset(str(tmp_path)).notes
 
 
 @pytest.mark.parametrize("name", ["a::b", "c#", "100%", "x?y", "[1]", "simplecache::x", "s3:"])
