@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 
 import pytest
+from helpers.forked import share_fork_server
 from helpers.processes import SMALL_TURNTABLE
 from hypothesis import HealthCheck, settings
 
@@ -38,6 +39,12 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 # compiles all of hvdtrain.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def pytest_configure(config):
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if config.getoption("numprocesses", None) and not is_worker:
+        share_fork_server()
 
 
 def pytest_collection_modifyitems(items):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers.packed_sets import contents, pack
+from planning.test_calibration import make
 
 import hvdtrain
 from hvdtrain.base.config.writing import replacing, write_whole
@@ -21,8 +22,6 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.data.find import find_dataset
 from hvdtrain.data.storage import atomic_folder
 from hvdtrain.planning.command import plan
-
-CASE = Path(hvdtrain.__file__).parent / "plan" / "cases" / "mxnet-alexnet.toml"
 
 
 @contextlib.contextmanager
@@ -74,17 +73,21 @@ def test_a_pipe_is_written_to(tmp_path):
 
 
 def test_a_failed_json_leaves_the_one_before(tmp_path):
-    file = tmp_path / "case.json"
+    calibration, file = tmp_path / "cal.json", tmp_path / "rows.json"
+    make().save(calibration)
     file.write_text("old")
     (tmp_path / "link").symlink_to(file)
-    done = CliRunner().invoke(plan, ["case", str(CASE), "--json", str(tmp_path / "link")])
+    asked = "--modes allreduce,ps-sync --workers 2 --servers 1 --bandwidth 1gbit"
+    words = ["predict", str(calibration), *asked.split(), "--json"]
+    done = CliRunner().invoke(plan, [*words, str(tmp_path / "link")])
     assert done.exit_code == 0, done.output
     written = file.read_text()
-    assert "cells" in json.loads(written) and (tmp_path / "link").is_symlink()
+    assert "rows" in json.loads(written) and (tmp_path / "link").is_symlink()
     with little_room(100):
-        failed = CliRunner().invoke(plan, ["case", str(CASE), "--json", str(file)])
+        failed = CliRunner().invoke(plan, [*words, str(file)])
     assert isinstance(failed.exception, OSError), failed.output
-    assert file.read_text() == written and sorted(os.listdir(tmp_path)) == ["case.json", "link"]
+    assert file.read_text() == written
+    assert sorted(os.listdir(tmp_path)) == ["cal.json", "link", "rows.json"]
 
 
 def test_what_a_killed_process_had_moved_aside_comes_back(tmp_path):

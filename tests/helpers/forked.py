@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,14 +27,51 @@ from helpers.fork_proxy import through_first
 from hvdtrain.launch.forked_rank import ask, number
 
 GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has it
+# The folder of the process that forks the ranks of all workers of pytest-xdist: it takes seconds to
+# load what ranks need.
+SHARED = "HVDTRAIN_TESTS_FORKS"
 
 
 @functools.cache
 def fork_server() -> str:
-    """The socket of the process that forks ranks, which ends with this process."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="forks-", dir=os.environ.get("PRTE_MCA_prte_tmpdir_base"))
-    )
+    """Returns the socket of the process that forks ranks, and starts that if nobody has."""
+    folder = os.environ.get(SHARED)
+    if not folder:
+        return str(_start_server(new_folder()))
+    place = Path(folder) / "socket"
+    with contextlib.suppress(OSError):  # another worker has asked
+        os.close(os.open(Path(folder) / "asked", os.O_WRONLY | os.O_NONBLOCK))
+    deadline = time.monotonic() + 90
+    while not place.exists():
+        assert time.monotonic() < deadline, "the process that forks ranks could not begin"
+        time.sleep(0.05)
+    return str(place)
+
+
+def share_fork_server() -> None:
+    """Has the processes that this one starts share a process that forks ranks: it begins when the
+    first of them asks, and ends with this process.
+    """
+    folder = new_folder()
+    os.mkfifo(folder / "asked")
+    os.environ[SHARED] = str(folder)
+
+    def wait_and_start() -> None:
+        with open(folder / "asked"):  # which waits for who opens it to write
+            pass
+        _start_server(folder)
+
+    threading.Thread(target=wait_and_start, daemon=True).start()
+
+
+def new_folder() -> Path:
+    """Returns a new temporary folder."""
+    base = os.environ.get("PRTE_MCA_prte_tmpdir_base")
+    return Path(tempfile.mkdtemp(prefix="forks-", dir=base))
+
+
+def _start_server(folder: Path) -> Path:
+    """Returns the socket of a process that forks ranks, which ends with this process."""
     place = folder / "socket"
     # What libraries read when they are loaded, as ranks have it.
     environment = os.environ | {
@@ -47,7 +85,7 @@ def fork_server() -> str:
     while not place.exists():
         assert server.poll() is None, "the process that forks ranks could not begin"
         time.sleep(0.05)
-    return str(place)
+    return place
 
 
 class Rank:

@@ -2,6 +2,7 @@
 loaded: real ranks of real starters, without two seconds of imports each.
 """
 
+import functools
 import os
 import shlex
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fork_proxy import fork_ranks, through_proxy
-from helpers.forked import fork_server
+from helpers.forked import fork_server, new_folder
 from helpers.jobs import ENV
 from hvdtrain.launch import prepare
 
@@ -36,10 +37,14 @@ def fork_ranks_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def env_with_forks() -> dict[str, str]:
     """The environment in which starters find a `hvdtrain` that is forked."""
-    script = Path(fork_server()).with_name("bin") / "hvdtrain"
-    if not script.exists():
-        script.parent.mkdir()
-        words = through_proxy(fork_server(), [sys.executable, "-Pm", "hvdtrain"])
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        script.chmod(0o700)
-    return ENV | {"PATH": f"{script.parent}{os.pathsep}{ENV['PATH']}"}
+    return ENV | {"PATH": f"{_folder_of_script()}{os.pathsep}{ENV['PATH']}"}
+
+
+@functools.cache
+def _folder_of_script() -> Path:
+    """Returns the folder of a script `hvdtrain` that is forked."""
+    script = new_folder() / "hvdtrain"
+    words = through_proxy(fork_server(), [sys.executable, "-Pm", "hvdtrain"])
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    script.chmod(0o700)
+    return script.parent

@@ -136,6 +136,14 @@ results.evaluate = slowly
 """
 
 
+def short_pilots(seconds: float) -> str:
+    """What a comparison runs first, so that the sprints of its search last so long."""
+    return f"""
+from hvdtrain.comparing import search
+search.SPRINT_S = {seconds}
+"""
+
+
 ENDS_WHEN_TOLD = ["--time-budget", "1h"]  # what a job of until_told is started with
 
 
@@ -168,6 +176,23 @@ from hvdtrain.job.training import step
 backward, numbers = step.backward, itertools.count(1)
 def slowly(*arguments):
     if next(numbers) > {after}:
+        time.sleep({seconds})
+    return backward(*arguments)
+step.backward = slowly
+"""
+
+
+def slow_steps_until(file: Path, seconds: float) -> str:
+    """What a forked rank runs first, so that each step takes so much longer until the file is
+    there.
+    """
+    return f"""
+import time
+from pathlib import Path
+from hvdtrain.job.training import step
+backward = step.backward
+def slowly(*arguments):
+    if not Path({str(file)!r}).exists():
         time.sleep({seconds})
     return backward(*arguments)
 step.backward = slowly

@@ -8,6 +8,7 @@ import re
 import pytest
 from click.testing import CliRunner
 from helpers import report_runs
+from helpers.foretold import foretell_little
 from planning.test_calibration import ANY, make
 
 from hvdtrain.comparing.report_command import report
@@ -49,15 +50,31 @@ def comparison(root, hosts=2, repeats=(1, 2), modes=MODES, cores=2, **changed):
     return root
 
 
-def test_a_report_ends_with_where_the_answer_flips(tmp_path):
-    """On a screen, in verdict.json, and as a map with what was measured in the pages."""
-    root, out = comparison(tmp_path / "compared"), tmp_path / "out"
+@pytest.fixture
+def little(monkeypatch):
+    foretell_little(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """The folder of a report, and what it says on the screen."""
+    folder = tmp_path_factory.mktemp("reported")
+    root, out = comparison(folder / "compared"), folder / "out"
     done = CliRunner().invoke(report, [str(root), "--out", str(out)])
     assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
-    [said] = [line for line in lines if line.startswith("flips ")]
+    return out, done.output
+
+
+def foretold(out):
+    return json.loads((out / "verdict.json").read_text())["flips"]
+
+
+def test_a_report_ends_with_where_the_answer_flips(reported):
+    """On a screen, in verdict.json, and as a map with what was measured in the pages."""
+    out, printed = reported
+    [said] = [line for line in printed.splitlines() if line.startswith("flips ")]
     assert "on 2 machines at 1 Gbit/s" in said
-    found = json.loads((out / "verdict.json").read_text())["flips"]
+    found = foretold(out)
     assert found["says"].split()[0] in said and found["measured"] == {
         "workers": 2,
         "answer": "NOT YET KNOWN",
@@ -72,8 +89,8 @@ def test_a_report_ends_with_where_the_answer_flips(tmp_path):
         assert "Where it flips; measured with 2 workers" in (out / name).read_text()
 
 
-def test_slower_networks_turn_an_answer_to_one_machine(tmp_path):
-    places = flips(find_runs([comparison(tmp_path)]), "RING")["map"]
+def test_slower_networks_turn_an_answer_to_one_machine(reported):
+    places = foretold(reported[0])["map"]
     alone = {
         (place["workers"], place["bandwidth_gbit"]): place["p_one_machine"] for place in places
     }
@@ -83,7 +100,7 @@ def test_slower_networks_turn_an_answer_to_one_machine(tmp_path):
     )
 
 
-def test_a_host_has_its_cores_where_no_run_was_of_one_process(tmp_path):
+def test_a_host_has_its_cores_where_no_run_was_of_one_process(little, tmp_path):
     """One machine of sixteen cores is faster than one of one core."""
     found = []
     for cores in (1e-300, 1, 16):  # the first as a damaged manifest has it
@@ -107,18 +124,18 @@ def over_one_machine(root, threads=1, cores=2):
     return here["ring_samples_per_s"] / here["one_machine_samples_per_s"]
 
 
-def test_workers_that_shared_a_host_have_all_cores_on_hosts_of_their_own(tmp_path):
+def test_workers_that_shared_a_host_have_all_cores_on_hosts_of_their_own(little, tmp_path):
     """As contenders over two hosts have: where messages cost next to nothing, two machines do
     nearly twice as much.
     """
     assert 1.6 < over_one_machine(tmp_path / "shared") < 2.1
 
 
-def test_workers_that_were_given_fewer_threads_than_their_share_keep_them(tmp_path):
+def test_workers_that_were_given_fewer_threads_than_their_share_keep_them(little, tmp_path):
     assert over_one_machine(tmp_path / "few", threads=1, cores=16) < 1.5
 
 
-def test_one_machine_is_as_fast_as_the_fastest_that_ran_on_one(tmp_path):
+def test_one_machine_is_as_fast_as_the_fastest_that_ran_on_one(little, tmp_path):
     two = comparison(tmp_path / "two")
     ring = tmp_path / "ring"
     comparison(ring, hosts=1, modes=(("allreduce", 0, 90.0),))
@@ -131,7 +148,7 @@ def test_one_machine_is_as_fast_as_the_fastest_that_ran_on_one(tmp_path):
     assert found[1]["ring_samples_per_s"] == found[0]["ring_samples_per_s"]
 
 
-def test_runs_that_the_model_misses_leave_less_sure_and_are_told(tmp_path):
+def test_runs_that_the_model_misses_leave_less_sure_and_are_told(little, tmp_path):
     """On one host messages cost what they do there, of which a guess is made: 25 times the weights
     in the same time.
     """

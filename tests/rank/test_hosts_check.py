@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import jobs
 from helpers.jobs import SETTINGS, SMALL
 from helpers.nodes import leave_out
 
@@ -36,10 +37,9 @@ def test_other_code_on_a_host_is_a_line_on_the_first_rank_and_ends_all(tmp_path)
     }
     place |= {"HVDTRAIN_INTERFACE": "lo"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
-    env = SETTINGS["env"] | place
-    second_env = env | {"RANK": "1", "PYTHONPATH": str(other)}
-    with subprocess.Popen(renamed, **SETTINGS | {"env": second_env}) as second:
-        first = subprocess.run(words, **SETTINGS | {"env": env | {"RANK": "0"}}, timeout=90)
+    env = SETTINGS["env"] | place | {"RANK": "1", "PYTHONPATH": str(other)}
+    with subprocess.Popen(renamed, **SETTINGS | {"env": env}) as second:
+        first = jobs.hvdtrain(*words[3:], env=place | {"RANK": "0"}, timeout=90)
         printed, _ = second.communicate(timeout=30)
     assert (first.returncode, second.returncode) == (2, 2), first.stdout + printed
     assert [line for line in first.stdout.splitlines() if "hvdtrain: " in line] == [

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers.jobs import ENV, HVDTRAIN
+from helpers.foretold import FORETELLS_LITTLE, foretell_little
+from helpers.jobs import ENV
 from helpers.page import Page
 from helpers.report_runs import manifest, steps, summary, write, write_comparison, write_report
 from hypothesis import example, given, settings
@@ -48,6 +49,11 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda answered: ([], []))
 
 
+@pytest.fixture(autouse=True)
+def little(monkeypatch):
+    foretell_little(monkeypatch)
+
+
 def drawn_of(folder):
     return plots.draw(collect(find_runs([folder])).comparisons)
 
@@ -55,8 +61,11 @@ def drawn_of(folder):
 def test_a_notebooks_backend_is_no_matter(tmp_path, written):
     """A notebook's commands, as `!hvdtrain report`, inherit a backend that may not be installed."""
     env = ENV | {"MPLBACKEND": "module://not_installed.backend_inline"}
-    words = [HVDTRAIN, "report", str(written / "runs"), "--out", str(tmp_path / "report")]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100)
+    words = ["report", str(written / "runs"), "--out", str(tmp_path / "report")]
+    code = f"{FORETELLS_LITTLE}from hvdtrain.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=env, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert "<svg" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
@@ -417,6 +426,7 @@ def test_report_refuses_a_folder_that_holds_something_else(tmp_path, undrawn):
 def test_the_table_needs_neither_torch_nor_matplotlib(tmp_path):
     root = write_comparison(tmp_path, repeats=[1])
     code = (
+        f"{FORETELLS_LITTLE}"
         "import sys; from hvdtrain.comparing.report_command import report\n"
         f"report.main([{str(root)!r}], standalone_mode=False)\n"
         "print({'torch', 'matplotlib', 'scipy.stats'} & set(sys.modules))\n"

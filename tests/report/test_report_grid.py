@@ -9,6 +9,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from helpers.foretold import foretell_little
 from helpers.page import Page
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write, write_report
 
@@ -357,6 +358,7 @@ def test_the_reference_is_written_as_csv(grid):
 
 
 def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypatch):
+    foretell_little(monkeypatch)
     monkeypatch.setattr(plots, "draw", lambda answered: ([], []))
     done = CliRunner().invoke(
         report, [str(grid), "--reference", "vgg19-imagenet20", "--out", str(tmp_path / "out")]
