@@ -2,6 +2,7 @@
 refused.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import itertools
@@ -16,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 from helpers import report_runs
 from helpers.fork_proxy import FIRST
-from helpers.forked_jobs import forked_hvdtrain
-from helpers.jobs import SETTINGS, slow_steps, until
+from helpers.forked_jobs import forked_hvdtrain, forks_first
+from helpers.jobs import SETTINGS, hvdtrain, slow_steps, until
 
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
@@ -203,15 +204,15 @@ if any(word.endswith("single-w1-r2") for word in sys.argv):
 @pytest.mark.timeout(240)
 def test_a_killed_comparison_goes_on_where_it_stopped(tmp_path):
     out = tmp_path / "c"
-    options = ["--modes", "single", "--width", "0.0625", "--steps", "8", "--out", str(out)]
-    words = [*forked_hvdtrain(), "compare", *options]
+    options = "--modes single --width 0.0625 --steps 8 --repeats 2 --out".split()
+    words = ["compare", *options, str(out)]
     first, second = out / "runs" / "single-w1-r1" / "summary.json", out / "runs" / "single-w1-r2"
     slowly = SETTINGS | {"env": SETTINGS["env"] | {FIRST: SECOND_IS_SLOW}}
-    with subprocess.Popen([*words, "--repeats", "2"], **slowly, start_new_session=True) as job:
+    with subprocess.Popen([*forked_hvdtrain(), *words], **slowly, start_new_session=True) as job:
         until((second / "manifest.json").exists)
         os.killpg(job.pid, signal.SIGKILL)
     before = first.stat()
-    done = subprocess.run([*words, "--repeats", "2"], **SETTINGS, timeout=120)
+    done = hvdtrain(*words, first=forks_first())
     assert done.returncode == 0, done.stdout
     assert (first.stat().st_ino, first.stat().st_mtime) == (before.st_ino, before.st_mtime)
     assert "there already, and left as it is: 1 run\n" in done.stdout
@@ -435,6 +436,7 @@ def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
         raise UsageError(f"ranks get {secrets}")
 
     monkeypatch.setattr(running, "prepare", stop)
+    monkeypatch.setattr(running, "fork_server", lambda log: contextlib.nullcontext(""))
     monkeypatch.setenv("MY_TOKEN", "t0ken")
     words = ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "run"), "--env"]
     assert "ranks get {'MY_TOKEN': 't0ken'}" in str(

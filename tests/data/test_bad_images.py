@@ -5,6 +5,8 @@ import os
 
 import pytest
 from helpers.archives import picture
+from helpers.foretold import FORETELLS_LITTLE
+from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
 
 from hvdtrain.base.errors import UsageError
@@ -82,7 +84,8 @@ def test_a_comparison_and_its_report_name_what_was_left_out(photos, tmp_path):
     options = ["--modes", "single,ddp", "-n", "1", "--steps", "4", "--repeats", "1", "--skip-bad"]
     small = ["--threads", "1", "--width", "0.1", "--batch-size", "8", "--image-size", "32"]
     out = tmp_path / "compared"
-    done = hvdtrain("compare", *options, *small, "--dataset", str(photos), "--out", out)
+    words = [*options, *small, "--dataset", str(photos), "--out", out]
+    done = hvdtrain("compare", *words, first=forks_first() + FORETELLS_LITTLE)
     assert done.returncode == 0, done.stdout
     assert "--skip-bad left out 1 damaged image:\n  train/cat/1 é.jpg\n" in done.stdout
     told = "--skip-bad left out 1 damaged image: train/cat/1 é.jpg"

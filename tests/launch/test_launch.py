@@ -417,13 +417,16 @@ sys.exit(7)
 """
 
 
-@pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
+OWN = "own", 7, "rank 1 has no disk"
+EXIT = "exit", 7, "process 1 ended with exit code 7: it all went wrong"
+SIGNAL = "signal", 137, "process 1 was ended by SIGKILL"
+
+
 @pytest.mark.parametrize(
-    ("what", "code", "line"),
+    ("launcher", "what", "code", "line"),
     [
-        ("own", 7, "rank 1 has no disk"),
-        ("exit", 7, "process 1 ended with exit code 7: it all went wrong"),
-        ("signal", 137, "process 1 was ended by SIGKILL"),
+        ("local", *OWN),  # whoever starts it
+        *((launcher, *how) for launcher in ("local", "mpi", "ssh") for how in (EXIT, SIGNAL)),
     ],
 )
 def test_the_first_that_fails_is_told_with_its_exit_code(launcher, what, code, line, tmp_path):

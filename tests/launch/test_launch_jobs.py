@@ -19,6 +19,7 @@ from helpers.jobs import (
     SETTINGS,
     hvdtrain,
     read_rows,
+    slow_steps,
     steps,
     until,
     until_told,
@@ -111,11 +112,12 @@ HANGS = "os.kill(os.getpid(), signal.SIGSTOP)"
     ],
 )
 def test_a_job_that_goes_on_without_a_worker_has_done_what_was_asked_whatever_became_of_it(
-    how, said, tmp_path
+    how, said, few_digits, tmp_path
 ):
+    small = ["--dataset", few_digits, "--batch-size", "12", *TINY[:-2]]
     out, options = (
         tmp_path / "run",
-        ["--mode", "ps-async", *TINY[:-2], "--steps", "60", "--timeout", "6s"],
+        ["--mode", "ps-async", *small, "--steps", "60", "--timeout", "6s"],
     )
     with Launched(out, "local", 3, 1, *options, forked=True, first=ENDS.format(how=how)) as job:
         printed, _ = job.process.communicate(timeout=100)
@@ -156,7 +158,9 @@ def test_whoever_is_killed_is_started_again_and_is_asked_to_leave_with_the_other
     """Also the first worker."""
     out = tmp_path / "run"
     options = ["--mode", "ps-async", "--wire", "zmq", *TINY]
-    with Launched(out, "local", 2, 1, *options, place=["--respawn"], forked=True) as job:
+    place = ["--respawn"]
+    pace = slow_steps(0.1)  # so that its processes leave room to those that start
+    with Launched(out, "local", 2, 1, *options, place=place, forked=True, first=pace) as job:
         job.wait_for_steps()
         for rank in (2, 1):
             job.ranks()[rank].kill()

@@ -143,7 +143,7 @@ def test_what_only_computes_takes_as_long_as_computing():
 @pytest.mark.parametrize(("mode", "servers"), EVERY)
 def test_more_bandwidth_is_never_slower(mode, servers):
     costs = Transport(50, 1e3, 0.4, 0.4, 0.4, 0.4, efficiency=0.94)
-    for workers in (2, 16):
+    for workers in (2, 8):
         job = scenario(
             mode, workers, servers, transport=costs, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4
         )

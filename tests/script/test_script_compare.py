@@ -1,12 +1,12 @@
 """A script in comparisons: what the answer says of speed and of what the script reports."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.forked_jobs import forked_hvdtrain
-from helpers.jobs import SETTINGS
+from helpers.foretold import FORETELLS_LITTLE
+from helpers.forked_jobs import forks_first
+from helpers.jobs import hvdtrain
 from helpers.report_runs import run
 
 from hvdtrain.base.errors import UsageError
@@ -67,8 +67,8 @@ def test_a_stranger_s_script_is_no_command_to_paste():
 @pytest.mark.timeout(200)
 def test_a_script_is_verified():
     script = str(Path(__file__).with_name("regression.py"))
-    words = [*forked_hvdtrain(), "verify", "--script", script, "--modes", "sharded,ps-sync"]
-    done = subprocess.run([*words, "-n", "2", "--", "--one-model"], **SETTINGS, timeout=180)
+    words = ["verify", "--script", script, "--modes", "sharded,ps-sync", "-n", "2"]
+    done = hvdtrain(*words, "--", "--one-model", first=forks_first(), timeout=180)
     assert done.returncode == 0, done.stdout
     assert "all 2 agree with one process" in done.stdout and " sgd " in done.stdout
 
@@ -77,11 +77,11 @@ def test_a_script_is_verified():
 def test_a_script_is_compared(tmp_path):
     script = Path(__file__).with_name("regression.py")
     options = ["--modes", "single,allreduce", "--sprint", "0.3s", "--repeats", "1"]
-    words = [*forked_hvdtrain(), "compare", "--script", str(script), *options]
     out = tmp_path / "out"
-    done = subprocess.run(
-        [*words, "--out", str(out), "--", "--steps", "1000000", "--one-model"],
-        **SETTINGS,
+    words = ["compare", "--script", str(script), *options, "--out", str(out)]
+    done = hvdtrain(
+        *[*words, "--", "--steps", "1000000", "--one-model"],
+        first=forks_first() + FORETELLS_LITTLE,
         timeout=280,
     )
     assert done.returncode == 0, done.stdout
