@@ -65,6 +65,7 @@ from hvdtrain.runs.request import (
     resumed_options,
     train_options,
 )
+from hvdtrain.runs.scripts import check_script
 
 
 @click.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
@@ -297,11 +298,13 @@ def _where(
 def _check_recipe_can(
     recipe: Launcher, config: RunConfig, workers: int, retries: int, respawn: bool, elastic: bool
 ) -> None:
-    """Checks that the recipe can do what --retries, --respawn and --elastic need.
+    """Checks that the recipe can do what --script, --retries, --respawn and --elastic need.
 
     Raises:
         UsageError: it cannot.
     """
+    if config.script and not recipe.runs:  # elsewhere ranks see other folders than this machine
+        check_script(config)
     if retries and recipe.script_name:
         raise UsageError(
             f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over"

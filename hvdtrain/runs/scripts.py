@@ -38,11 +38,9 @@ _OF_OUR_LOOP = (
 )
 # Options that a script cannot have, by their value, with the reason.
 _REFUSED = {
-    "local_steps": "a script's own optimizer takes every step",
     "compile": "call torch.compile in the script, before prepare",
     "record": "servers cannot replay what a script computes",
     "backup": "a script takes every step itself, and leaves none out",
-    "trace": "the timeline is of our own loop's steps",
 }
 
 
@@ -53,7 +51,7 @@ def check_script(config: RunConfig) -> None:
         UsageError: there is none.
     """
     if not Path(config.script).is_file():
-        raise UsageError(f"--script {config.script}: there is no such file")
+        raise UsageError(f"there is no script {config.script}")
 
 
 def hash_of_script(config: RunConfig) -> str:
@@ -68,7 +66,7 @@ def script_problems(config: RunConfig) -> Iterator[str]:
             yield "--script-args are for --script: give that too"
         return
     if Path(config.script).suffix != ".py":
-        yield f"--script {config.script} is no Python file: give FILE.py"
+        yield f"the script {config.script} is no Python file: give FILE.py"
     try:
         shlex.split(config.script_args)
     except ValueError as error:

@@ -10,11 +10,13 @@ WHAT is one of:
     precision   --precision bf16 against fp32, one process
     script      the Horovod script with hvdtrain.init and prepare in place of Horovod's optimizer,
                 against that, and against --mode allreduce
+    turns       the same two optimizers in one script, which takes a block of steps with one and
+                then with the other: no start of a job differs between them
 
 Each round runs every contender once, so that a machine that drifts drifts for all; printed are the
 median and the range over the rounds of each contender's median step, the median of the ratios
-within a round, and, of hvdtrain's own, the exposed communication: the mean over its workers of each
-one's median step.
+within a round to the first one and to the last one, and, of hvdtrain's own, the exposed
+communication: the mean over its workers of each one's median step.
 """
 
 import argparse
@@ -39,21 +41,22 @@ HOROVOD = ("horovod", "yielding")
 WARM_UP = 3  # steps not counted: memory is touched for the first time
 
 
+def options_of(args: argparse.Namespace) -> list[str]:
+    """Returns the options by which a peer gets the same task."""
+    given = {
+        "--batch-size": args.batch_size,
+        "--steps": args.steps,
+        "--model": args.model,
+        "--width": args.width,
+        "--image-size": args.image_size,
+    }
+    return [str(word) for option in given.items() for word in option]
+
+
 def contenders(kind: str, args: argparse.Namespace) -> dict[str, tuple[int, list[str] | RunConfig]]:
     """Name -> ranks and what each runs."""
-    here, shared = (
-        [sys.executable, __file__],
-        ["--batch-size", str(args.batch_size), "--steps", str(args.steps)],
-    )
-    peer = [
-        *shared,
-        "--model",
-        args.model,
-        "--width",
-        str(args.width),
-        "--image-size",
-        str(args.image_size),
-    ]
+    here = [sys.executable, __file__]
+    peer = options_of(args)
 
     def ours(mode: str, precision: str = "fp32") -> RunConfig:
         return RunConfig(
@@ -128,6 +131,88 @@ def measure(ranks: int, what: list[str] | RunConfig, folder: Path) -> tuple[floa
     return statistics.median(laps[WARM_UP:]), exposed
 
 
+def turns(args: argparse.Namespace, peer: list[str]) -> str:
+    """Takes blocks of steps with Horovod's optimizer and with hvdtrain's in turns, in one job.
+
+    Returns:
+        A line: the median ratio of a block's median step to that of the block beside it.
+    """
+    words = ["turns-here", *peer, "--rounds", str(args.rounds)]
+    config = RunConfig(
+        mode="allreduce",
+        script=os.path.abspath(__file__),
+        script_args=shlex.join(words),
+        threads=1,
+        snapshot_every="never",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder, "run"), Path(folder, "log")
+        with local_job(2, train_program(config, out), log) as job:
+            code = job.wait()
+        if code:
+            sys.exit(failure_reason(log, code))
+        first = (out / "logs" / "rank.0.out").read_text(encoding="utf-8")
+    theirs, ours = json.loads(first.splitlines()[-1])
+    ratios = sorted(own / other for own, other in zip(ours, theirs, strict=True))
+    quarter = len(ratios) // 4
+    return (
+        f"Horovod's optimizer {_told(theirs)}, hvdtrain's {_told(ours)}: ratio "
+        f"{statistics.median(ratios):.3f}, half of them from {ratios[quarter]:.3f} to "
+        f"{ratios[-1 - quarter]:.3f}"
+    )
+
+
+def take_turns(args: argparse.Namespace) -> None:
+    """The script of `turns`: each round is a block of steps with one optimizer and the other."""
+    import horovod.torch as hvd
+    import torch
+    import torch.nn.functional as F
+
+    import hvdtrain as hv
+    from hvdtrain import models
+
+    job = hv.init(batch_size=args.batch_size)
+    torch.set_num_threads(1)
+    side = args.image_size
+    share = args.batch_size // job.size
+    images = torch.randn(share, 3, side, side)
+    labels = torch.randint(0, 10, (share,))
+
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = models.make(args.model, 10, args.width)
+        return model, torch.optim.Adam(model.parameters(), lr=3e-4, fused=True)
+
+    def block(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        times = [time.perf_counter()]
+        for _ in range(args.steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            times.append(time.perf_counter())
+        laps = [after - before for before, after in itertools.pairwise(times)]
+        return statistics.median(laps[1:])
+
+    theirs, optimizer = make()
+    hvd.broadcast_parameters(theirs.state_dict(), root_rank=0)
+    named = theirs.named_parameters()
+    pairs = [
+        (theirs, hvd.DistributedOptimizer(optimizer, named_parameters=named)),
+        job.prepare(*make()),
+    ]
+    laps: list[list[float]] = [[], []]
+    for number in range(-1, args.rounds):
+        order = (0, 1) if number % 2 else (1, 0)
+        for which in order:
+            lap = block(*pairs[which])
+            if number >= 0:
+                laps[which].append(lap)
+    if job.is_first:
+        print(json.dumps(laps), flush=True)
+
+
 def peer(kind: str, args: argparse.Namespace) -> None:
     """The bare loop that people write: the same model, images, loss and optimizer, and nothing
     else.
@@ -194,8 +279,10 @@ def main() -> None:
             "servers",
             "precision",
             "script",
+            "turns",
             "plain",
             "scripted",
+            "turns-here",
             *HOROVOD,
         ],
     )
@@ -208,6 +295,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.kind in ("plain", "scripted", *HOROVOD):
         return peer(args.kind, args)
+    if args.kind == "turns-here":
+        return take_turns(args)
+    if args.kind == "turns":
+        return print(turns(args, options_of(args)))
     seconds: dict[str, list[float]] = {}
     exposed: dict[str, list[float]] = {}
     for _ in range(args.rounds):
@@ -217,10 +308,16 @@ def main() -> None:
             seconds.setdefault(name, []).append(step)
             if comm is not None:
                 exposed.setdefault(name, []).append(comm)
-    base = next(iter(seconds.values()))
+    first, *_, last = seconds.values()
+
+    def ratio(laps: list[float], base: list[float]) -> float:
+        return statistics.median(lap / other for lap, other in zip(laps, base, strict=True))
+
     for name, laps in seconds.items():
-        ratio = statistics.median(lap / b for lap, b in zip(laps, base, strict=True))
-        line = f"{name:<20} {_told(laps)} a step, ratio {ratio:.3f}"
+        line = (
+            f"{name:<20} {_told(laps)} a step, ratio {ratio(laps, first):.3f} to the first, "
+            f"{ratio(laps, last):.3f} to the last"
+        )
         print(line + (f"; exposed {_told(exposed[name])}" if name in exposed else ""))
 
 

@@ -69,6 +69,13 @@ def test_the_optimizer_is_told_from_what_is_waited_for_in_whichever_part_that_is
     assert clock.hidden_s == 0.5 + 0.25 + 0.5 + 0.25
 
 
+def test_alone_nobody_is_waited_for():
+    clock = Clock(nn.Linear(1, 1), torch.device("cpu"), alone=True)
+    clock.marks = [("", 1.0), ("backward", 2.0), ("comm", 5.0)]
+    spent = clock.lap()
+    assert (spent["backward"], spent["comm"]) == (4.0, 0.0)
+
+
 def test_stretches_are_those_since_they_were_last_taken():
     done = Stretches(torch.device("cpu"))
     with done.during():

@@ -18,6 +18,7 @@ parser.add_argument("--synchronize", action="store_true")
 parser.add_argument("--one-model", action="store_true")
 parser.add_argument("--counted", action="store_true", help="samples by the sampler")
 parser.add_argument("--loose", action="store_true", help="a parameter in no model")
+parser.add_argument("--clip-own", action="store_true", help="at more than any gradient has")
 parser.add_argument("--unused", action="store_true", help="a parameter without a gradient")
 args = parser.parse_args()
 
@@ -82,6 +83,8 @@ while taken < steps:
         if args.synchronize:
             optimizer.synchronize()
             nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], 0.1)
+        if args.clip_own:
+            nn.utils.clip_grad_norm_(whole.parameters(), 1e6)
         optimizer.step()
         scheduler.step()
         taken += 1

@@ -58,7 +58,7 @@ def alone(tmp_path_factory):
         ("allreduce", ("--synchronize", "--loose")),
         ("ddp", ("--one-model",)),
         ("sharded", ("--synchronize",)),
-        ("ps-sync", ("--unused",)),
+        ("ps-sync", ("--unused", "--clip-own")),
     ],
 )
 def test_lockstep_modes_have_the_weights_of_one_process(tmp_path, alone, mode, words):
@@ -66,12 +66,22 @@ def test_lockstep_modes_have_the_weights_of_one_process(tmp_path, alone, mode, w
     assert done.returncode == 0, done.stdout
     assert_same(tmp_path / "run", alone(REGRESSION, *words))
     assert ("no gradient of model 0: extra in this step" in done.stdout) == ("--unused" in words)
+    assert ("changes gradients of this worker alone" in done.stdout) == ("--clip-own" in words)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["samples"]) == (8, 8 * 24)
     assert summary["val_loss"] > 0 and summary["val_accuracy"] is None
     assert [row["step"] for row in steps(tmp_path / "run", int(mode == "ps-sync"))] == [
         *range(1, 9)
     ]
+
+
+def test_local_steps_whose_mean_is_taken_each_time_have_them_too_and_a_timeline(tmp_path, alone):
+    outer = ("--local-steps", 1, "--outer", "sgd", "--outer-lr", 1, "--outer-momentum", 0)
+    run = tmp_path / "run"
+    done = run_script(run, "ps-sync", REGRESSION, options=(*outer, "--trace"))
+    assert done.returncode == 0, done.stdout
+    assert_same(run, alone(REGRESSION))
+    assert (run / "trace.pftrace").stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -154,4 +164,4 @@ def test_a_sprint_stops_a_script_between_two_steps(tmp_path, mode):
     assert done.returncode == 0, done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["samples_per_s"] > 0 and summary["steps"] >= 5
-    assert summary["wall_s"] >= 0.3
+    assert summary["wall_s"] > 0.2  # the step that ends it is foreseen

@@ -1,9 +1,11 @@
 """What a script calls, and the parts below it, in one process."""
 
 import copy
+import io
 
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -11,14 +13,19 @@ from torch import nn
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.numerics.optimizers import make_optimizer
+from hvdtrain.base.system.terminal import Terminal
 from hvdtrain.job.buckets.partition import cut
 from hvdtrain.job.ps.bucket import BucketWeights
 from hvdtrain.job.ps.policy import Update
+from hvdtrain.job.rank.command import _misplaced
+from hvdtrain.job.rank.script import _run
 from hvdtrain.job.script.handle import ScriptJob
 from hvdtrain.job.script.optimizer import HandedIn, take_over
 from hvdtrain.job.script.sampler import WorkerSampler
 from hvdtrain.job.wire.messages import Push
+from hvdtrain.launch.commands import launch
 from hvdtrain.runs.request import check, check_elastic, check_joinable
+from hvdtrain.tools.evaluate.command import evaluate
 
 
 def one_step(model, optimizer):
@@ -154,10 +161,68 @@ def test_groups_and_what_is_frozen_stay_as_they_were_prepared():
         ({"script_args": "-n 3"}, "--script-args are for --script"),
         ({"script": "a.py", "script_args": "'"}, "No closing quotation"),
         ({"script": "a.py", "model": "vgg16"}, "--model does nothing with --script"),
-        ({"script": "a.py", "local_steps": 4}, "--local-steps is not for --script"),
+        ({"script": "a.py", "backup": 1, "mode": "ps-sync", "servers": 1}, "--backup is not for"),
         ({"script": "a.py", "wait_for": "layer", "mode": "allreduce"}, "--wait-for layer"),
     ],
 )
 def test_options_that_are_no_script_s(options, said):
     with pytest.raises(UsageError, match=said):
         check(RunConfig(**options))
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch):
+    """Returns a function that runs a script's text; it returns what it failed with and printed."""
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("sys.path", [])
+
+    def run(text):
+        script = tmp_path / "train.py"
+        script.write_text(text, encoding="utf-8")
+        terminal = Terminal(io.StringIO(), io.StringIO())
+        with pytest.raises(Failure) as failed:
+            _run(RunConfig(script=str(script)), terminal)
+        return failed.value, terminal.err.getvalue()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ("sys.exit(7)", 7, "train.py ended with exit code 7"),
+        ("sys.exit(256)", 1, "exit code 256"),
+        ("sys.exit('no data')", 1, "train.py ended: no data"),
+    ],
+)
+def test_a_script_ends_its_process_as_python_would(run_here, ends, code, said):
+    failure, _ = run_here(f"import sys\n{ends}\n")
+    assert failure.exit_code == code and said in str(failure)
+
+
+def test_the_script_s_own_lines_are_shown_alone(run_here):
+    failure, shown = run_here("def f():\n    return 1 / 0\n\nf()\n")
+    assert "train.py, line 2 raised ZeroDivisionError" in str(failure)
+    assert "line 4, in <module>" in shown and "runpy" not in shown
+    failure, shown = run_here("x = 1\ndef f(:\n")
+    assert "train.py, line 2 raised SyntaxError" in str(failure)
+    assert "def f(:" in shown and "runpy" not in shown and "hvdtrain" not in shown
+
+
+def test_a_script_that_is_not_there_starts_nothing(tmp_path):
+    words = ["-n", "2", "--out", str(tmp_path / "run"), "--", "--mode", "ddp", "--script", "no.py"]
+    refused = CliRunner().invoke(launch, words).exception
+    assert isinstance(refused, UsageError) and str(refused) == "there is no script no.py"
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_of_hvdtrain_after_the_script_are_noticed():
+    assert _misplaced(["--layers", "3", "--mode=ddp"], {"out"}) == "--mode"
+    assert not _misplaced(["--mode", "eval"], {"mode"})
+    assert not _misplaced(["--out", "weights.pt"], set())
+
+
+def test_a_script_s_model_is_evaluated_by_the_script_alone(tmp_path):
+    (tmp_path / "config.toml").write_text('script = "train.py"\n', encoding="utf-8")
+    refused = CliRunner().invoke(evaluate, [str(tmp_path)]).exception
+    assert isinstance(refused, UsageError) and "evaluate in the script" in str(refused)

@@ -90,12 +90,18 @@ class Clock:
     Backward ends with the last gradient, before anything enters a collective. What comes after it,
     inside backward() or not, is time in which the step waits for other processes.
 
+    Args:
+        model: the model.
+        device: the device that computes.
+        alone: whether there are no other processes. Then backward lasts until it has ended.
+
     Attributes:
         hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, alone: bool = False) -> None:
         self.watch = Stopwatch(device)
+        self.alone = alone
         self.marks: list[tuple[str, Any]] = []
         self.last_gradient: Any = None
         self.hidden_s = 0.0
@@ -184,7 +190,7 @@ class Clock:
             if trace.is_recording() and (not outer_part or seconds > SHORTEST_S):
                 trace.span(trace.STEP, part, began, ended)
         self.marks = self.marks[-1:]
-        return spent
+        return move(spent, "comm", "backward", spent["comm"]) if self.alone else spent
 
 
 def divide(

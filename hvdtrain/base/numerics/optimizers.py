@@ -255,6 +255,28 @@ def state_of(
     return vectors
 
 
+def put_together(
+    parts: "Iterable[tuple[int, Mapping[str, torch.Tensor]]]", elements: int
+) -> "dict[str, torch.Tensor]":
+    """Returns the state of all parameters, as `state_of` does, from that of parts of them.
+
+    Args:
+        parts: where in the flat vector a part begins, and `state_of` of it, in any order.
+        elements: of the flat vector. What no part has is zero.
+    """
+    import torch
+
+    together: dict[str, torch.Tensor] = {}
+    for start, state in parts:
+        for name, values in state.items():
+            if name == COUNT:
+                together[name] = torch.maximum(together.get(name, values), values)
+                continue
+            whole = together.setdefault(name, torch.zeros(elements))
+            whole[start : start + len(values)] = values
+    return together
+
+
 def check_vectors(state: "Mapping[str, torch.Tensor]", elements: int) -> None:
     """Checks that the vectors of a snapshot fit the weights.
 

@@ -51,6 +51,7 @@ class Bucketer:
         device: where gradients are gathered, without staging; by default the CPU.
 
     Attributes:
+        overlaps: for each parameter, its parts in the buckets.
         of_parameter: for each parameter, the numbers of the buckets that it lies in.
         accumulating: another backward pass of the same step follows: no gradient is complete after
             this one.
@@ -68,10 +69,8 @@ class Bucketer:
         self.complete = complete
         self.staging = staging
         self.accumulating = False
-        self._overlaps = _overlaps(sizes, buckets)  # of each parameter
-        self.of_parameter = [
-            [overlap.bucket for overlap in overlaps] for overlaps in self._overlaps
-        ]
+        self.overlaps = _overlaps(sizes, buckets)
+        self.of_parameter = [[overlap.bucket for overlap in overlaps] for overlaps in self.overlaps]
         # The memory in which gradients of several parameters are gathered. A gradient that fills a
         # bucket alone is handed over as it is.
         self._gathered = {
@@ -81,16 +80,20 @@ class Bucketer:
         }
         self._missing = [len(bucket.parameters) for bucket in buckets]
 
-    def gather_in(self, memory: torch.Tensor) -> None:
-        """Gathers gradients in this memory, [parameters] float32, in place of the bucketer's own."""
-        for number in self._gathered:
-            bucket = self.buckets[number]
-            self._gathered[number] = memory[bucket.start : bucket.stop]
+    def gathered(self, parameter: int) -> torch.Tensor | None:
+        """Returns the memory in which a parameter's gradient is gathered with those of others.
+
+        None where the gradient, or a part of it, fills a bucket alone.
+        """
+        overlaps = self.overlaps[parameter]
+        if len(overlaps) != 1 or overlaps[0].bucket not in self._gathered:
+            return None
+        return self._gathered[overlaps[0].bucket][overlaps[0].in_bucket]
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
         """Takes a parameter's gradient, which nobody else may change any more."""
         flat = gradient.reshape(-1)
-        for number, in_bucket, in_parameter in self._overlaps[parameter]:
+        for number, in_bucket, in_parameter in self.overlaps[parameter]:
             of_bucket = flat[in_parameter]
             if self.staging:
                 self.staging.copy_out(number, in_bucket.start, of_bucket)

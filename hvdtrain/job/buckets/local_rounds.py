@@ -108,9 +108,11 @@ class LocalRounds(Synchroniser):
 
     Attributes:
         local: the steps of the round.
+        inner_optimizer: takes them, if it is set before `prepare`; None: the configuration's.
     """
 
     local: LocalSteps
+    inner_optimizer: Any = None
 
     def __init__(self, inner: BucketCarrier, job: Job, in_lockstep: bool = True) -> None:
         self.inner = inner
@@ -126,7 +128,7 @@ class LocalRounds(Synchroniser):
         weights = flatten_weights(model)
         outer = weights.clone()
         buckets = self.inner.carry(sizes, outer)
-        self.local = LocalSteps(self.config, model, weights, outer, buckets)
+        self.local = LocalSteps(self.config, model, weights, outer, buckets, self.inner_optimizer)
         self.local.begin_round()
         return model
 

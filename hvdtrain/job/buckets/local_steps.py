@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ class LocalSteps:
         weights: [parameters] float32, the model's own memory.
         outer: [parameters] float32, the outer weights, on the device of the weights.
         buckets: the buckets in which Δ is sent.
+        inner: the inner optimizer; by default the configuration's.
 
     Attributes:
         every: H.
@@ -58,6 +60,7 @@ class LocalSteps:
         weights: torch.Tensor,
         outer: torch.Tensor,
         buckets: Sequence[BucketRange],
+        inner: Any = None,
     ) -> None:
         self.every = config.local_steps
         self.steps = self.every
@@ -66,7 +69,7 @@ class LocalSteps:
         self.parameters = trained(model)
         self.weights = weights
         self.outer = outer
-        self.inner = make_optimizer(config, self.parameters)
+        self.inner = inner or make_optimizer(config, self.parameters)
         self.buckets = buckets
         self.fragments = fragment_buckets(buckets, config.fragments)
         self.distances: list[float] = []

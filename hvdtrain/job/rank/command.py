@@ -1,6 +1,7 @@
 """`hvdtrain train` and `hvdtrain modes`."""
 
 import shlex
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ def _given_options(
 )
 @click.argument("script", type=click.Path(dir_okay=False))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF THE SCRIPT]")
-def run(out: str, script: str, words: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def run(ctx: click.Context, out: str, script: str, words: tuple[str, ...], **options: Any) -> None:
     """Run your own training script as one process, or as one rank under a starter.
 
     \b
@@ -149,9 +151,29 @@ def run(out: str, script: str, words: tuple[str, ...], **options: Any) -> None:
     """
     from hvdtrain.job.rank.process import run_rank
 
+    world = read_world()
     if options["servers"] == EQUAL:
-        options["servers"] = read_world().size // 2
+        options["servers"] = world.size // 2
+    misplaced = _misplaced(words, given_options(ctx, options))
+    if misplaced and world.rank == 0:
+        click.echo(
+            f"note: {misplaced} comes after {script}, and is for the script: options of hvdtrain "
+            "come before it",
+            err=True,
+        )
     run_rank(RunConfig(**options, script=script, script_args=shlex.join(words)), out)
+
+
+def _misplaced(words: Sequence[str], given: Collection[str]) -> str:
+    """Returns an option that decides what ranks do, and is among the words for the script.
+
+    Empty if there is none, or if the option is given to hvdtrain too.
+    """
+    for word in words:
+        name = word.partition("=")[0]
+        if name in ("--mode", "--servers") and name[2:] not in given:
+            return name
+    return ""
 
 
 @click.command("modes")

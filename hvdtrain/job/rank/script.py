@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,19 +24,18 @@ from hvdtrain.base import modes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import with_noun
-from hvdtrain.base.numerics.optimizers import COUNT
+from hvdtrain.base.numerics.optimizers import put_together
 from hvdtrain.base.numerics.slowdown import Slowdown
 from hvdtrain.base.system.deadline import end_process
 from hvdtrain.base.system.terminal import Terminal
+from hvdtrain.job.buckets.local_rounds import LocalRounds
 from hvdtrain.job.coordination.job import Job
-from hvdtrain.job.coordination.synchroniser import Synchroniser
 from hvdtrain.job.rank.alike import own_host, write_manifest
 from hvdtrain.job.rank.results import finish
 from hvdtrain.job.rank.summary import HostLoads, Measured
 from hvdtrain.job.recording.manifest import weights_hash
 from hvdtrain.job.recording.metrics import Recorder
 from hvdtrain.job.recording.snapshot import write_tensors
-from hvdtrain.job.rings.ring import Ring
 from hvdtrain.job.script import handle
 from hvdtrain.job.script.gradients import (
     Averaged,
@@ -43,6 +43,7 @@ from hvdtrain.job.script.gradients import (
     Carried,
     Gradients,
     InBackward,
+    InRounds,
     call_through,
 )
 from hvdtrain.job.script.optimizer import HandedIn, take_over
@@ -68,9 +69,8 @@ def run_as_worker(job: Job, terminal: Terminal) -> None:
     """
     session = WorkerSession(job, terminal)
     handle.open_session(session)
-    if job.world.is_chief:
-        sys.stdout = _Both(sys.stdout, terminal.out)  # type: ignore[assignment]
-    _run(job.config, terminal)
+    with _on_screen(terminal) if job.world.is_chief else contextlib.nullcontext():
+        _run(job.config, terminal)
     if not session.sync:
         raise Failure(f"{job.config.script} never called hvdtrain.init")
     if not session.steps:
@@ -92,8 +92,9 @@ def _run(config: RunConfig, terminal: Terminal) -> None:
     except ScriptStopped:
         return
     except SystemExit as error:
-        if error.code not in (None, 0):
-            raise Failure(f"{script.name} ended with exit code {error.code}") from None
+        failure = _failure_of_exit(script, error.code)
+        if failure:
+            raise failure from None
     except (Failure, UsageError) as error:
         raise Failure(f"{script.name}{_line_in(script, error)}: {error}") from error
     except Exception as error:
@@ -104,20 +105,51 @@ def _run(config: RunConfig, terminal: Terminal) -> None:
         ) from error
 
 
+def _failure_of_exit(script: Path, code: Any) -> Failure | None:
+    """Returns what the script's sys.exit(code) stands for; None where it has not failed.
+
+    As Python does it, the process ends with a number as its exit code, and else with 1.
+    """
+    if code in (None, 0):
+        return None
+    if not isinstance(code, int):
+        return Failure(f"{script.name} ended: {code}")
+    failure = Failure(f"{script.name} ended with exit code {code}")
+    failure.exit_code = code % 256 or 1
+    return failure
+
+
 def _line_in(script: Path, error: BaseException) -> str:
     """Returns the last line of the script in the traceback, as `, line 7`."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).name == script.name]
+    lines = [frame.lineno for frame in frames if _is_of(script, frame.filename)]
+    if isinstance(error, SyntaxError) and _is_of(script, error.filename or ""):
+        lines.append(error.lineno)
     return f", line {lines[-1]}" if lines else ""
 
 
 def _show_traceback(script: Path, error: Exception, out: TextIO) -> None:
-    """Prints the traceback from the script's own frames on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    names = [Path(frame.filename).name for frame in frames]
-    first = names.index(script.name) if script.name in names else 0
-    shown = traceback.format_list(frames[first:]) + traceback.format_exception_only(error)
-    print("".join(shown), file=out, end="", flush=True)
+    """Prints the traceback from the script's own frames on.
+
+    Of a script that could not be compiled there are none, and the error alone is shown.
+    """
+    frames = error.__traceback__
+    while frames and not _is_of(script, frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames, file=out)
+    out.flush()
+
+
+def _is_of(script: Path, filename: str) -> bool:
+    return Path(filename).absolute() == script.absolute()
+
+
+@contextlib.contextmanager
+def _on_screen(terminal: Terminal) -> Iterator[None]:
+    """Shows what is printed in the block on the user's terminal too, beside the logs."""
+    both: Any = (_Both(sys.stdout, terminal.out), _Both(sys.stderr, terminal.err))
+    with contextlib.redirect_stdout(both[0]), contextlib.redirect_stderr(both[1]):
+        yield
 
 
 class _Both:
@@ -194,7 +226,7 @@ class WorkerSession:
         if self.job.config.deterministic and self.worker == 0:  # for `verify`, to compare with
             initial = self.job.folder / INITIAL
             write_tensors(initial, self._whole_model().state_dict())
-        self._begin(gradients, holder)
+        self._begin(gradients)
 
     def _whole_model(self) -> nn.Module:
         return self._models[0] if len(self._models) == 1 else nn.ModuleList(self._models)
@@ -210,6 +242,12 @@ class WorkerSession:
         sync = self.sync
         outside = _outside(models, handed_in)
         everything = nn.ModuleList([*models, outside])
+        if isinstance(sync, LocalRounds):
+            sync.inner.share_weights(everything)
+            in_rounds = InRounds(sync)
+            sync.prepare(holder)
+            self._share_buffers(everything)
+            return in_rounds
         if self.mode == "ddp":
             _check_for_ddp(models, outside)
         sync.share_weights(everything)
@@ -223,12 +261,13 @@ class WorkerSession:
         kind: type[Bucketed] = Averaged if self.mode == "allreduce" else Carried
         gradients = kind(sync, holder, names, handed_in, self.tell)
         gradients.may_be_early = self.early
-        if not isinstance(sync, Ring):
-            self._share_buffers(everything)
+        self._share_buffers(everything)
         return gradients
 
     def _share_buffers(self, everything: nn.Module) -> None:
         """Gives all workers the first one's buffers, and what is not trained, which servers lack."""
+        if not modes.declared(self.mode).has_servers:  # workers have shared all that there is
+            return
         trained = {id(p) for p in self._handed_in.parameters}
         tensors = [
             tensor
@@ -266,7 +305,7 @@ class WorkerSession:
             problems = [_difference(worker, first, its) for worker, its in of_workers.items()]
         raise Failure(group.sentence(next(filter(None, problems), "")))
 
-    def _begin(self, gradients: Gradients, holder: nn.Module) -> None:
+    def _begin(self, gradients: Gradients) -> None:
         job, config = self.job, self.job.config
         self._write_manifest()
         self.recorder = Recorder(job.folder, job.world.rank, False)
@@ -276,8 +315,10 @@ class WorkerSession:
         if job.world.is_chief:
             self.progress.lead()
         self.sync.report = self.progress.print
+        outside = _outside(self._models, self._handed_in)
+        trained = nn.ModuleList([*self._models, outside]) if len(outside) else self._whole_model()
         self.steps = Steps(
-            job, self.sync, gradients, holder, self.recorder, self.slowdown, self._count_samples
+            job, self.sync, gradients, trained, self.recorder, self.slowdown, self._count_samples
         )
         for model in self._models:
             self.steps.watch(model)
@@ -355,7 +396,8 @@ class WorkerSession:
         assert self.steps
         if self.steps.gradients.updates_here:
             return self._handed_in.state()
-        return _together(self.sync, sum(p.numel() for p in self._handed_in.parameters))
+        elements = sum(p.numel() for p in self._handed_in.parameters)
+        return put_together(self.sync.optimizer_parts(), elements)
 
     def note_sampler(self, sampler: WorkerSampler) -> None:
         self._samplers.append((sampler, 0))
@@ -542,16 +584,3 @@ def _unequal(worker: int, steps: int, others: int) -> str:
         f"worker {worker} ended after {with_noun(steps, 'step')}, and another one is at step "
         f"{others}: in lockstep all take as many, so give all as many batches (job.sampler does)"
     )
-
-
-def _together(sync: Synchroniser, elements: int) -> dict[str, torch.Tensor]:
-    """Returns the optimizer's state as flat vectors, on the worker that leads."""
-    vectors: dict[str, torch.Tensor] = {}
-    for start, part in sync.optimizer_parts():
-        for name, values in part.items():
-            if name == COUNT:
-                vectors[name] = values
-                continue
-            whole = vectors.setdefault(name, torch.zeros(elements))
-            whole[start : start + len(values)] = values
-    return vectors

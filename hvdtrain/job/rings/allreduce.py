@@ -13,16 +13,18 @@ class AllReduceLane(RingLane):
     """A bucket whose average comes to every rank, which updates all of the bucket."""
 
     def send(self, gradient: torch.Tensor) -> "Future[torch.Tensor]":
+        if self.only_averages:
+            self.sent = gradient
         if self.config.compression == "fp16":
             gradient = as_float16(gradient)
         self.payload += gradient.nbytes
         return self.ring.average(gradient, f"bucket {self.number}")
 
     def take(self, average: torch.Tensor) -> None:
-        if self.averages is not None:
-            is_there = average.data_ptr() == self.averages.data_ptr()  # averaged in place
+        if self.only_averages:
+            is_there = average.data_ptr() == self.sent.data_ptr()  # averaged in place
             if not is_there:
-                self.averages.copy_(average)
+                self.sent.copy_(average)
             return
         self.update(average.float())
         if self.staging:

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.numerics.optimizers import COUNT
+from hvdtrain.base.numerics.flat import trained
+from hvdtrain.base.numerics.optimizers import put_together
 from hvdtrain.base.numerics.split import DIGESTS
 from hvdtrain.base.system.connections import OwnConnections
 from hvdtrain.job.coordination.job import Job
@@ -158,9 +159,8 @@ class Elastic(Synchroniser):
         """Returns the state with what is the same on all workers, for a worker that joins."""
         optimizer: dict[str, torch.Tensor] = {}
         if self.each_has_all:  # otherwise the optimizer's state comes when the ring is formed
-            parts = [part for _, part in sorted(self.optimizer_parts(), key=lambda part: part[0])]
-            for name, first in parts[0].items():
-                optimizer[name] = first if name == COUNT else torch.cat([p[name] for p in parts])
+            elements = sum(p.numel() for p in trained(self.model))
+            optimizer = put_together(self.optimizer_parts(), elements)
         step = state["history"]["step"]
         return state | {"step": step, "weights": self.model.state_dict(), "optimizer": optimizer}
 

@@ -180,12 +180,14 @@ class RingLane(Lane):
         part: [elements] float32 of the bucket's weights, which the optimizer changes.
         payload: bytes that were handed over to be averaged so far, as they are sent.
         context: the optimizer's learning rate, or its settings for each group of parameters.
-        averages: [bucket] float32, where the average is left for an optimizer that is not the
-            lane's. None: the lane takes the optimizer's step.
+        only_averages: the average is left where the gradient was, for an optimizer that is not the
+            lane's.
+        sent: [bucket] float32, the gradient that was sent last, if `only_averages`.
     """
 
     context: StepSettings
-    averages: torch.Tensor | None = None
+    only_averages = False
+    sent: torch.Tensor
 
     def __init__(
         self,

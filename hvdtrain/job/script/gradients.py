@@ -2,7 +2,8 @@
 
 In `single` and `ddp` torch has averaged the gradients when backward ends. In `allreduce` Horovod
 averages them bucket by bucket. In both, the script's own optimizer then takes the step. In
-`sharded` and with servers the optimizer runs elsewhere, and what comes back are weights.
+`sharded` and with servers the optimizer runs elsewhere, and what comes back are weights. With
+--local-steps gradients stay where they are, and the script's own optimizer takes every step.
 
 Gradients leave as backward computes them where the script lets them: see Bucketed.
 """
@@ -19,8 +20,7 @@ from torch import nn
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.formatting import some_of
 from hvdtrain.base.numerics.flat import flatten_weights, views
-from hvdtrain.job.buckets.local_rounds import BucketCarrier
-from hvdtrain.job.rings.ring import Ring
+from hvdtrain.job.buckets.local_rounds import BucketCarrier, LeasingCarrier, LocalRounds
 from hvdtrain.job.script.optimizer import HandedIn
 
 
@@ -84,6 +84,48 @@ class InBackward(Gradients):
         self.own_step()
 
 
+class InRounds(Gradients):
+    """Gradients that stay with this worker: what a round of local steps came to travels.
+
+    Args:
+        sync: of the mode. It is to be prepared after this.
+    """
+
+    def __init__(self, sync: LocalRounds) -> None:
+        self.sync = sync
+        self._has_begun = False
+        self._begun = 0
+        sync.inner_optimizer = _OwnOptimizer(self)
+
+    def begin_forward(self) -> None:
+        """Begins a step, of a new round with the outer weights, which are waited for."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._begun += 1
+        self.sync.begin(self._begun, 0.0)
+
+    def synchronize(self) -> None:
+        self.begin_forward()
+
+    def step(self) -> None:
+        self.synchronize()
+        self._has_begun = False
+        self.sync.update()
+
+
+class _OwnOptimizer:
+    """The script's optimizer as LocalSteps knows one. Its settings are the script's business."""
+
+    param_groups: Sequence[dict[str, Any]] = ()
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+
+    def step(self) -> None:
+        self._gradients.own_step()
+
+
 def call_through(model: nn.Module, wrapper: nn.Module) -> None:
     """Has a call of the model go through the wrapper that has it, as torch's reducer.
 
@@ -110,7 +152,8 @@ class Bucketed(Gradients):
 
     In the first step they all leave when the script calls `step` or `synchronize`, as the script
     may do anything to them before. If each parameter had one gradient then, outside of
-    `accumulate`, those of later steps leave as backward computes them.
+    `accumulate`, and the script left it as it was, those of later steps leave as backward computes
+    them.
 
     Args:
         sync: of the mode, connected.
@@ -147,7 +190,8 @@ class Bucketed(Gradients):
         self._accumulating = False
         self._has_begun = False
         self._is_synchronized = False
-        self._came: set[int] = set()  # parameters with a gradient, outside of accumulate
+        # Of each parameter with a gradient, outside of accumulate: how that was then.
+        self._came: dict[int, tuple[int, int]] = {}
         self._sent: set[int] = set()
         self._sent_with: Any = None  # the settings of the step that has begun
         self._told_of_missing = False
@@ -164,7 +208,7 @@ class Bucketed(Gradients):
         if number in self._came:
             self._refuse_second(number)
             self.may_be_early = False
-        self._came.add(number)
+        self._came[number] = _state_of(parameter.grad)
         if self.is_early:
             self._begin()
             self._send(number, parameter)
@@ -191,9 +235,14 @@ class Bucketed(Gradients):
         if gradient.layout != torch.strided:
             raise Failure(f"{self.names[number]} has sparse gradients: use sparse=False")
         self._sent.add(number)
+        gradient = gradient.contiguous()
+        self._keep(number, gradient)
         self.exchange.bucketer.put(number, gradient)
         if self.is_early:
             parameter.grad = None
+
+    def _keep(self, number: int, gradient: torch.Tensor) -> None:
+        """Takes note of a parameter's gradient, in the memory that is sent."""
 
     def _send_rest(self) -> None:
         """Sends what has not left yet; a parameter without a gradient sends zeros."""
@@ -208,10 +257,27 @@ class Bucketed(Gradients):
                 f"no gradient of {some_of(missing)} in this step: it counts as zero, and weight "
                 "decay and momentum still move the weight; freeze it to leave it out"
             )
+        self._note_changes()
         self._begin()
         for number, parameter in enumerate(self.parameters):
             if number not in self._sent:
                 self._send(number, parameter)
+
+    def _note_changes(self) -> None:
+        """Has gradients leave at `step` from now on, if the script has changed some before."""
+        changed = [
+            self.names[number]
+            for number, before in self._came.items()
+            if number not in self._sent and _state_of(self.parameters[number].grad) != before
+        ]
+        if not (changed and self.may_be_early):
+            return
+        self.may_be_early = False
+        self.tell(
+            f"the script changes gradients of this worker alone ({some_of(changed, 3)}) between "
+            "backward and step: to clip the mean over the workers, call optimizer.synchronize() "
+            "before"
+        )
 
     def _end(self) -> None:
         self.is_early = self.may_be_early
@@ -221,16 +287,25 @@ class Bucketed(Gradients):
         self._sent.clear()
 
 
+def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
+    """Returns what differs once a gradient was changed, or another has taken its place."""
+    if gradient is None:
+        return 0, 0
+    return gradient.data_ptr(), gradient._version
+
+
 class Averaged(Bucketed):
     """Gradients that Horovod averages, for the script's own optimizer."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.averages = torch.empty_like(self.weights)
-        self._views = views(self.averages, self.parameters)
-        self.exchange.bucketer.gather_in(self.averages)
+        self._gradients: dict[int, torch.Tensor] = {}  # of the step's parameters, by number
         for lane in self.exchange.lanes:
-            lane.averages = self.averages[lane.bucket.start : lane.bucket.stop]
+            lane.only_averages = True
+
+    def _keep(self, number: int, gradient: torch.Tensor) -> None:
+        gathered = self.exchange.bucketer.gathered(number)
+        self._gradients[number] = gradient if gathered is None else gathered.view(gradient.shape)
 
     def synchronize(self) -> None:
         if self._is_synchronized:
@@ -238,8 +313,18 @@ class Averaged(Bucketed):
         self._is_synchronized = True
         self._send_rest()
         self.exchange.wait_for_all()
-        for parameter, average in zip(self.parameters, self._views, strict=True):
-            parameter.grad = average
+        for number, parameter in enumerate(self.parameters):
+            self._take_average(number)
+            parameter.grad = self._gradients.pop(number)
+
+    def _take_average(self, number: int) -> None:
+        """Leaves the average in a parameter's gradient, where it does not lie there already."""
+        flat = self._gradients[number].view(-1)
+        for bucket, in_bucket, in_parameter in self.exchange.bucketer.overlaps[number]:
+            average = self.exchange.lanes[bucket].sent[in_bucket]
+            own = flat[in_parameter]
+            if average.data_ptr() != own.data_ptr():
+                own.copy_(average)
 
     def step(self) -> None:
         self.synchronize()
@@ -265,7 +350,8 @@ class Carried(Bucketed):
                 "have left already: call it in every step, or hvdtrain.init(early=False)"
             )
         self.may_be_early = False
-        if self._is_synchronized or not isinstance(self.sync, Ring):
+        has_servers = isinstance(self.sync, LeasingCarrier)
+        if self._is_synchronized or has_servers:
             return
         self._is_synchronized = True
         of_all = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]

@@ -8,12 +8,13 @@ from torch import nn
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.numerics.clock import Clock, Timer, move
+from hvdtrain.base.numerics.clock import Clock, Timer
 from hvdtrain.base.numerics.slowdown import Slowdown
+from hvdtrain.base.system import trace
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.coordination.synchroniser import Synchroniser
 from hvdtrain.job.recording.metrics import Recorder
-from hvdtrain.job.script.gradients import Gradients, InBackward
+from hvdtrain.job.script.gradients import Gradients, InBackward, InRounds
 from hvdtrain.job.training.barrier import Decision, StepBarrier
 from hvdtrain.job.training.cost import ProcessorTime
 from hvdtrain.job.training.history import History
@@ -34,7 +35,7 @@ class Steps:
         job: the job as this rank knows it.
         sync: the mode's, prepared.
         gradients: of the script.
-        holder: has the parameters that are trained.
+        trained: has the parameters that are trained, and the layers that they are of.
         recorder: writes metrics.
         slowdown: what makes this worker slower than it is.
         count_samples: returns how many samples this worker has trained on since it was asked last.
@@ -49,7 +50,7 @@ class Steps:
         job: Job,
         sync: Synchroniser,
         gradients: Gradients,
-        holder: nn.Module,
+        trained: nn.Module,
         recorder: Recorder,
         slowdown: Slowdown,
         count_samples: Callable[[], int],
@@ -64,8 +65,7 @@ class Steps:
         self.taken = 0
         self.is_over = False
         self.in_lockstep = modes.declared(job.config.mode).lockstep
-        self.alone = job.world.size == 1
-        self.clock = Clock(holder, job.device)
+        self.clock = Clock(trained, job.device, alone=job.world.size == 1)
         self.barrier = StepBarrier(job.config, sync.group, job.steps, 0.0)
         self.sprint = None
         if job.config.sprint:
@@ -73,12 +73,14 @@ class Steps:
         self._has_gone_forward = False
         self._is_between_steps = True
         self._is_synchronized = False
+        self._waits_in_forward = False
 
     def begin(self) -> None:
         """Starts the clock, when every worker is ready."""
         self.sync.group.barrier()
         self.processor = ProcessorTime(self.sync)
         self.timer = Timer(0.0)
+        trace.at_step(1)
         self.clock.start()
 
     def watch(self, model: nn.Module) -> None:
@@ -89,8 +91,10 @@ class Steps:
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):
             return
-        self.gradients.begin_forward()
         self.clock.mark("backward" if self._has_gone_forward else "data")
+        self._waits_in_forward = isinstance(self.gradients, InRounds)
+        self.gradients.begin_forward()
+        self._waits_in_forward = False
 
     def _end_forward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):
@@ -113,7 +117,7 @@ class Steps:
     def is_within_step(self) -> bool:
         """Whether this worker waits, or soon will, for what others do in the same step."""
         in_backward = isinstance(self.gradients, InBackward) and self.clock.last_gradient
-        return bool(in_backward) or not self._is_between_steps
+        return bool(in_backward) or self._waits_in_forward or not self._is_between_steps
 
     def synchronize(self) -> None:
         """Brings the gradients together: see Gradients.synchronize."""
@@ -155,8 +159,6 @@ class Steps:
     def _record(self) -> None:
         updates = self.sync.updates()
         seconds = self.clock.lap(self.sync.waits, updates)
-        if self.alone:  # what comes after the last gradient is no wait for others
-            seconds = move(seconds, "comm", "backward", seconds["comm"])
         row = {
             "step": self.taken,
             "epoch": 1,
@@ -167,6 +169,7 @@ class Steps:
         }
         self.recorder.step(row, seconds, 0, self.sync.push_status)
         self.clock.mark("metrics")
+        trace.at_step(self.taken + 1)
         self.clock.last_gradient = None
         self._has_gone_forward = False
         self._is_between_steps = True

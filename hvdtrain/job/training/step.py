@@ -50,13 +50,12 @@ class Stepper:
         self.module = module
         self.steps = steps
         self.slowdown = slowdown
-        self.is_alone = job.world.size == 1
         self.normalise = Normalise(job.config, job.device)
         # When this step's forward began; after a sleep of --slow, when its backward began.
         self.began: Any = None
         self.computed_s = 0.0  # seconds of forward and backward since the last sleep
         self.distances_recorded = 0  # how many of Rounds.distances the metrics have
-        self.clock = Clock(model, job.device)
+        self.clock = Clock(model, job.device, alone=job.world.size == 1)
         self.clock.start()
 
     def compile(self, sizes: Collection[int], sample: torch.Tensor) -> None:
@@ -136,9 +135,6 @@ class Stepper:
             clock.mark("comm")
         updates = sync.updates()
         seconds = move(clock.lap(sync.waits, updates), "data", "lease", lease_s)
-        # The time after the last gradient is no wait for others where there are none.
-        if self.is_alone:
-            seconds = move(seconds, "comm", "backward", seconds["comm"])
         row = {
             "step": share.step,
             "epoch": share.epoch,

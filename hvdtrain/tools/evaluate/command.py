@@ -93,11 +93,8 @@ def evaluate(
     figures; `weights` is the file that was tested, `same_data` tells by the dataset_hash whether
     the data set is the one of training).
     """
-    config = read_run_config(run)
-    named_again = set()
-    if model:
-        config = check(dataclasses.replace(config, model=model))
-        named_again.add("model")
+    config = _config_of(run, model)
+    named_again = {"model"} if model else set()
     manifest = find(run, Manifest)
     known = manifest.class_names if manifest else None
     if dataset and (dataset == config.dataset or known):  # no other data is looked at
@@ -156,6 +153,21 @@ def evaluate(
     click.echo(
         f"wrote {out}: {len(predictions.mistakes)} mistakes in {files.MISTAKES}, the surest first"
     )
+
+
+def _config_of(run: Path, model: str) -> RunConfig:
+    """Returns the configuration of the run, with this model if one is named.
+
+    Raises:
+        UsageError: there is none, or the run is of a script.
+    """
+    config = read_run_config(run)
+    if config.script:
+        raise UsageError(
+            f"{run} is of a script, which alone knows its model and how to test it: evaluate in "
+            "the script, and let job.report say what came out"
+        )
+    return check(dataclasses.replace(config, model=model)) if model else config
 
 
 def _default_out(run: Path, split: str, dataset: str) -> Path:
