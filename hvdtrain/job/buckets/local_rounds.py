@@ -175,6 +175,9 @@ class LocalRounds(Synchroniser):
         self.inner.refresh()
         self.local.show_outer()
 
+    def idle(self) -> None:
+        self.inner.idle()
+
     def skip_if_overtaken(self, step: int) -> bool:
         return self.inner.skip_if_overtaken(step)
 

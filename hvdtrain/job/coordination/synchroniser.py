@@ -193,6 +193,9 @@ class Synchroniser(ABC):
         All workers call this together.
         """
 
+    def idle(self) -> None:  # noqa: B027
+        """Tells the servers that this worker sends nothing before all workers have met."""
+
     def mean_over_workers(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the elementwise mean over the workers of a flat CPU tensor, on every worker.
 

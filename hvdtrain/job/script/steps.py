@@ -209,7 +209,7 @@ class Steps:
         """Waits for the other workers, and takes over how far all are together."""
         elapsed = self.timer.seconds()
         if not self.in_lockstep:
-            self.sync.idle()  # type: ignore[attr-defined]  # nobody waits for this worker's pushes
+            self.sync.idle()  # nobody waits for this worker's pushes
         _, rows = self.sync.group.all_gather([elapsed, self.taken])
         self.history.wall_s = rows[:, 0].max().item()
         self.history.step = round(rows[:, 1].mean().item())
