@@ -68,6 +68,8 @@ if args.fault == "twice":
 data = torch.utils.data.TensorDataset(inputs, targets)
 loader = torch.utils.data.DataLoader(data, batch_size=BATCH // job.size, sampler=job.sampler(data))
 steps = args.steps - (args.fault == "early" and job.rank == 0)
+if args.fault == "unstepped":
+    raise SystemExit
 taken = 0
 while taken < steps:
     for x, y in loader:

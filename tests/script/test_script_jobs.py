@@ -134,6 +134,7 @@ def test_asynchronous_workers_may_end_after_other_numbers_of_steps(tmp_path):
 RAISES = 1 + REGRESSION.read_text().splitlines().index('            raise ValueError("on purpose")')
 FAULTS = [
     ("unprepared", 1, "never called prepare"),
+    ("unstepped", 1, "never called optimizer.step"),
     ("twice", 2, "prepare was called twice"),
     ("raises", 2, f"regression.py, line {RAISES} raised ValueError: on purpose"),
     ("parameters", 2, "worker 1"),

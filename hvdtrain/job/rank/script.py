@@ -75,6 +75,8 @@ def run_as_worker(job: Job, terminal: Terminal) -> None:
         raise Failure(f"{job.config.script} never called hvdtrain.init")
     if not session.steps:
         raise Failure(f"{job.config.script} never called prepare: it trained nothing")
+    if not session.steps.taken:
+        raise Failure(f"{job.config.script} never called optimizer.step: it trained nothing")
     session.leave_results()
 
 
