@@ -150,6 +150,8 @@ def _training_length(config: RunConfig, is_longer: bool, after_sprints: bool) ->
         return ["--time-budget", f"{config.time_budget * times:g}s"]
     if config.steps:
         return ["--steps", str(config.steps * times)]
+    if config.script:  # it has a length of its own
+        return []
     if config.epochs or is_longer or not after_sprints:
         return ["--epochs", str((config.epochs or DEFAULT_EPOCHS) * times)]
     return []

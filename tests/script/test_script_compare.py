@@ -1,5 +1,6 @@
 """A script in comparisons: what the answer says of speed and of what the script reports."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from helpers.report_runs import run
 from hvdtrain.base.errors import UsageError
 from hvdtrain.reporting.answer import SERVERS, UNKNOWN, reach_answer
 from hvdtrain.reporting.fairness import check
-from hvdtrain.runs.command_lines import with_placeholders
+from hvdtrain.runs.command_lines import compare_command, with_placeholders
 
 SPREAD = (1.0, 1.02, 0.98, 1.01, 0.99)
 RING, ASYNC = ("allreduce", 2), ("ps-async", 2, 1)
@@ -62,6 +63,13 @@ def test_runs_of_a_script_with_other_options_are_not_compared():
 def test_a_stranger_s_script_is_no_command_to_paste():
     command = "hvdtrain compare --modes ddp --script /tmp/evil.py --repeats 5"
     assert "--script FILE.py" in with_placeholders(command)
+
+
+def test_the_command_that_compares_a_script_leaves_its_length_to_it(tmp_path):
+    (tmp_path / "config.toml").write_text('script = "a.py"\n', encoding="utf-8")
+    launched = dataclasses.replace(run(*RING, change=SCRIPT), folder=tmp_path)
+    command = compare_command([launched], repeats=5)
+    assert "--script a.py" in command and "--epochs" not in command
 
 
 @pytest.mark.timeout(200)
