@@ -1,4 +1,4 @@
-"""hvdtrain from Python: README's example, in a thread as in a notebook, and what is wrong as an
+"""hvdtrain from Python: the page's example, in a thread as in a notebook, and what is wrong as an
 exception.
 """
 
@@ -15,7 +15,7 @@ from helpers.forked_jobs import forks_first
 
 import hvdtrain as hv
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "hvdtrain/comparing/README.md"
 IN_A_THREAD = """
 import sys, threading
 before = {*sys.modules}
@@ -47,8 +47,8 @@ def test_completion_and_help_show_what_one_calls():
 
 
 @pytest.mark.timeout(200)
-def test_readmes_example_runs_in_a_thread(tmp_path):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_pages_example_runs_in_a_thread(tmp_path):
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", IN_A_THREAD, example, forks_first()],
         cwd=tmp_path,
