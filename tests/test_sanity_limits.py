@@ -8,6 +8,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from helpers.report_runs import run
 from hypothesis import assume, given, settings
@@ -241,10 +242,8 @@ logs = st.lists(st.floats(-1, 1), min_size=5, max_size=12)
 def test_the_best_of_two_against_the_best_of_two_is_the_reverse_from_the_other_side(each):
     n = min(map(len, each))
     a, b, c, d = (values[:n] for values in each)
-    pairs = [
-        [[x - y for x, y in zip(one, other, strict=True)] for other in (c, d)] for one in (a, b)
-    ]
-    turned = [[[-value for value in pairs[i][j]] for i in range(2)] for j in range(2)]
+    pairs = [[rule.Differences(np.subtract(one, other)) for other in (c, d)] for one in (a, b)]
+    turned = [[rule.Differences(-pairs[i][j].values) for i in range(2)] for j in range(2)]
     forth, back = rule.best_over_best(pairs), rule.best_over_best(turned)
     assert (forth.mean, forth.low, forth.high) == pytest.approx((-back.mean, -back.high, -back.low))
     margin = math.log1p(0.05)

@@ -35,18 +35,24 @@ from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import printable, with_noun
 from hvdtrain.base.system.own_code import is_code
 from hvdtrain.base.world.host import differences
-from hvdtrain.comparing.comparison_state import ComparisonState, conducted, tried_lines
+from hvdtrain.comparing.comparison_state import (
+    DECIDE_BY,
+    ComparisonState,
+    conducted,
+    tried_lines,
+)
 from hvdtrain.comparing.earlier import claimed, experiment, find_finished
 from hvdtrain.comparing.elimination import ROUNDS
 from hvdtrain.comparing.forecast import expected_seconds, forecast
 from hvdtrain.comparing.grid import SPANNED, Axes, Planned, check_used, dry_run_lines, plan
-from hvdtrain.comparing.report_command import content_of, draw_report, margin_options
+from hvdtrain.comparing.report_command import content_of, deciding_options, draw_report
 from hvdtrain.comparing.running import Comparison
 from hvdtrain.comparing.search import SPRINT_S, Search, on_equal_terms, sides, widen
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.models import is_own
+from hvdtrain.reporting.conduct import SPEED, TIME_TO_TARGET
 from hvdtrain.reporting.contenders import Margins
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.read import find_runs, grouped
@@ -139,7 +145,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     "--repeats",
     type=click.IntRange(1),
     default=5,
-    show_default="5, of whole runs 1",
+    show_default="5, of whole runs 1 where speed decides",
     help="How often each is measured, each time with the next seed; an answer needs five.",
 )
 @click.option(
@@ -187,7 +193,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     sprint=2.0,
     wire=",".join(WIRES),
 )
-@margin_options
+@deciding_options
 @click.option(
     "--out",
     default="",
@@ -213,6 +219,7 @@ def compare(
     launcher: Launcher,
     secrets: dict[str, str],
     dry_run: bool,
+    decide_by: str | None,
     margin: float,
     accuracy_margin: float,
     out: str,
@@ -227,6 +234,7 @@ def compare(
     hvdtrain compare --modes allreduce,ddp,ps-sync --workers 2,4 --repeats 10
     hvdtrain compare --dataset FOLDER --model vgg16 --batch-size 64
     hvdtrain compare --modes single,allreduce,ps-async --epochs 5 --repeats 5
+    hvdtrain compare --modes allreduce,ps-async --decide-by target --target-accuracy 0.9
     hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
@@ -239,6 +247,9 @@ def compare(
     and a second time if the answer hangs on it. If a length is given, as --epochs 5, all contenders
     are trained as a whole and none sprints. If --trainings is given too, sprints come first.
 
+    With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
+    of each contender, which ends at the target or with its --epochs.
+
     Each contender uses all cores of its hosts, whoever else is compared: workers share the cores of
     their host, and `single` is one machine with all of them. Over several hosts, rings on one of
     them stand for one machine too. With no options it takes some minutes on two cores. A comparison
@@ -249,8 +260,9 @@ def compare(
     It is trained as a whole where --trainings says so: then job.report tells what it has learned.
     """
     options = with_script_words(options, script_words)
-    sprint_s = _sprint_length(ctx, options)
-    repeats = _number_of_repeats(ctx, repeats, until_sure, sprint_s)
+    decided_by = _what_decides(ctx, options)
+    sprint_s = _sprint_length(ctx, options, decided_by)
+    repeats = _number_of_repeats(ctx, repeats, until_sure, decided_by == SPEED and not sprint_s)
     listed = hosts_or_here(ctx)
     if listed and not _is_chosen(ctx, "workers"):
         workers = [sum(host.slots for host in listed)]
@@ -282,7 +294,8 @@ def compare(
     check_used(requested, given_options(ctx, ctx.params), config, axes)
     earlier = find_finished(folder)
     state = ComparisonState(folder)
-    state.set_experiment(experiment(config, sprint_s, requested), nothing_counts=not earlier)
+    asked = experiment(config, sprint_s, requested) | {DECIDE_BY: decided_by}
+    state.set_experiment(asked, nothing_counts=not earlier)
     given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
     if config.script:
         given.add("wait_for")  # a script has no choice of it
@@ -293,7 +306,15 @@ def compare(
     contenders = on_equal_terms(requested, widen(axes, plan_of, listed, not_varied), most)
     number_of_trainings = trainings if sprint_s else 0
     job = Comparison(
-        folder, contenders, earlier, state, sprint_s, repeats, number_of_trainings, search
+        folder,
+        contenders,
+        earlier,
+        state,
+        sprint_s,
+        repeats,
+        number_of_trainings,
+        search,
+        decided_by,
     )
     if dry_run:
         _check_folder(config.dataset)
@@ -445,8 +466,14 @@ def _with_device(config: RunConfig, workers: int) -> RunConfig:
     return dataclasses.replace(config, device=choose_for_all(config, workers, click.echo))
 
 
-def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprint_s: float) -> int:
-    """Returns how often contenders are repeated at most. Whole runs are done once by default.
+def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, once: bool) -> int:
+    """Returns how often contenders are repeated at most.
+
+    Args:
+        ctx: of the command.
+        repeats: --repeats.
+        until_sure: --until-sure.
+        once: whether one repeat is the default, as of whole runs that speed decides on.
 
     Raises:
         UsageError: with so few repeats no answer could be known.
@@ -454,7 +481,7 @@ def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprin
     if not given_options(ctx, ["repeats"]):
         if until_sure:
             repeats = MOST_REPEATS
-        elif not sprint_s:
+        elif once:
             repeats = 1
     if until_sure and repeats < LOOKS[0]:
         raise UsageError(
@@ -463,13 +490,14 @@ def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, sprin
     return repeats
 
 
-def _sprint_length(ctx: click.Context, options: dict[str, Any]) -> float:
+def _sprint_length(ctx: click.Context, options: dict[str, Any], decided_by: str) -> float:
     """Returns how long a sprint lasts; 0 if all contenders are trained as a whole.
 
     Args:
         ctx: of the command.
         options: the options of RunConfig. The sprint is taken out, and one length of whole runs
             stays.
+        decided_by: what decides. By the time to the target, all runs are whole runs.
 
     Raises:
         UsageError: --tune is given, and there are no sprints.
@@ -482,6 +510,8 @@ def _sprint_length(ctx: click.Context, options: dict[str, Any]) -> float:
             options[name] = getattr(RunConfig, name)
     if not any(options[name] for name in WHOLE) and not options["script"]:
         options["epochs"] = DEFAULT_EPOCHS
+    if decided_by == TIME_TO_TARGET:
+        return 0.0
     has_length = given or WHOLE & set(ctx.default_map or ())
     if has_length and not given_options(ctx, ["trainings", "sprint"]):
         sprint_s = 0.0
@@ -490,6 +520,34 @@ def _sprint_length(ctx: click.Context, options: dict[str, Any]) -> float:
             "--tune looks for the best by sprints: give --trainings too, for whole runs after them"
         )
     return sprint_s
+
+
+def _what_decides(ctx: click.Context, options: dict[str, Any]) -> str:
+    """Returns what decides. Where the time to the target does, all trainings end there.
+
+    Args:
+        ctx: of the command.
+        options: the options of RunConfig.
+
+    Raises:
+        UsageError: an option was given that --decide-by target has no use for.
+    """
+    decided_by = ctx.params["decide_by"] or SPEED
+    if decided_by == SPEED:
+        return SPEED
+    if ctx.params["script"]:
+        raise UsageError(
+            "--decide-by target is not for --script: job.report says what a script has come to, "
+            "and not when"
+        )
+    for name in ("trainings", "sprint"):
+        if given_options(ctx, [name]):
+            raise UsageError(
+                f"--{name} is for --decide-by speed: to the target, each of the --repeats is a "
+                "whole training"
+            )
+    options["stop_at_target"] = True
+    return TIME_TO_TARGET
 
 
 # What is there

@@ -13,10 +13,12 @@ from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import three_digits, with_noun
 from hvdtrain.comparing.grid import Planned
-from hvdtrain.reporting.conduct import Conduct, LeftOut, Tried
+from hvdtrain.reporting.conduct import SPEED, TIME_TO_TARGET, Conduct, LeftOut, Tried
 
 # The number of training images until the images were looked at.
 GUESSED_SAMPLES = 1500
+# Among what runs have in common: what decides.
+DECIDE_BY = "--decide-by"
 
 
 class ComparisonState:
@@ -32,6 +34,7 @@ class ComparisonState:
             `family`: the family of its mode,
             `samples_per_s`: the speed of its fastest run,
             `around_s`: the seconds that its last run took besides training,
+            `samples_to_target`: the samples of its last run, if that ends at the target,
             `tried`: how it sprinted in searches,
             `left_out`: why a search left it out; empty if it stays. The key is missing until a
             search has decided on the contender.
@@ -147,12 +150,24 @@ class ComparisonState:
         tried["samples_per_s"].append(samples_per_s)
         tried["seconds"] += seconds
 
-    def note_finished(self, run: Planned, samples_per_s: float, took_s: float) -> None:
-        """Notes the speed of a run and how long it took in all, and saves the state."""
+    def note_finished(
+        self, run: Planned, samples_per_s: float, took_s: float, samples: float = 0.0
+    ) -> None:
+        """Notes what a run came to, and saves the state.
+
+        Args:
+            run: the run.
+            samples_per_s: its speed.
+            took_s: how long it took in all.
+            samples: how many samples it trained on.
+        """
         entry = self._entry(run)
         entry["family"] = run.family
         entry["samples_per_s"] = max(samples_per_s, entry.get("samples_per_s", 0.0))
         training_s = run.training_seconds(self.samples, entry["samples_per_s"])
+        if run.ends_at_target and samples and samples_per_s:
+            entry["samples_to_target"] = samples
+            training_s = samples / samples_per_s
         entry["around_s"] = max(0.0, took_s - training_s)
         self.save()
 
@@ -193,10 +208,12 @@ def conducted(folders: Sequence[Path]) -> Conduct:
     """Returns how the comparisons in these folders were conducted."""
     left_out = []
     disturbed = 0
+    measures = set()
     tried: dict[str, Tried] = {}
     for folder in folders:
         state = ComparisonState(folder)
         disturbed += len(state.disturbed)
+        measures.add(state.experiment.get(DECIDE_BY))
         for name, entry in state.contenders.items():
             why = entry.get("left_out")
             if why:
@@ -206,7 +223,8 @@ def conducted(folders: Sequence[Path]) -> Conduct:
                 family = str(entry.get("family"))
                 before = tried.get(family, Tried(0, 0.0))
                 tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
-    return Conduct(left_out, disturbed, dict(sorted(tried.items())))
+    decided_by = TIME_TO_TARGET if measures == {TIME_TO_TARGET} else SPEED
+    return Conduct(left_out, disturbed, dict(sorted(tried.items())), decided_by)
 
 
 def tried_lines(folder: Path) -> dict[str, list[str]]:

@@ -19,7 +19,11 @@ def expected_seconds(run: Planned, state: ComparisonState) -> float:
     """
     around_s = _expected_figure("around_s", run, state) or GUESSED_AROUND_S
     speed = _expected_figure("samples_per_s", run, state) or GUESSED_SAMPLES_PER_S
-    return around_s + run.training_seconds(state.samples, speed)
+    training_s = run.training_seconds(state.samples, speed)
+    if run.ends_at_target:
+        until_target = _expected_figure("samples_to_target", run, state)
+        training_s = min(training_s, until_target / speed) if until_target else training_s
+    return around_s + training_s
 
 
 def total_seconds(runs: Iterable[Planned], state: ComparisonState) -> float:
@@ -56,7 +60,8 @@ def forecast(
     to_do = [run for run in runs if run.name not in kept]
     possible_to_do = [run for run in possible if run.name not in kept]
     kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
-    at_most = "at most " if possible else ""
+    may_end_early = any(run.ends_at_target for run in to_do)
+    at_most = "at most " if possible or may_end_early else ""
     duration = in_minutes(total_seconds([*to_do, *possible_to_do], state))
     guess = "" if state.contenders else ", which is a guess: nothing has run yet"
     return f"forecast: {len(to_do)} runs to do{kept_words} take {at_most}about {duration}{guess}"

@@ -150,6 +150,11 @@ class Planned:
         launched = Launched(self.launcher.option, hosts)
         return shlex.join(job_command(self.config, self.workers, launched, out, secrets))
 
+    @property
+    def ends_at_target(self) -> bool:
+        """Whether the run may end before its length, because it has reached the target."""
+        return self.config.stop_at_target and not self.config.sprint
+
     def training_seconds(self, samples: int, samples_per_s: float) -> float:
         """Returns about how long the run's steps take.
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from msgspec import structs
 
 from hvdtrain.base.config.option_types import FileToWrite, Folder, Real
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
+from hvdtrain.reporting.conduct import SPEED, TIME_TO_TARGET
 
 if TYPE_CHECKING:
     from hvdtrain.reporting.answer import Answer
@@ -18,11 +20,33 @@ if TYPE_CHECKING:
     from hvdtrain.reporting.table import Table
     from hvdtrain.runs.read import Run
 
+# What --decide-by takes for TIME_TO_TARGET too.
+TARGET = "target"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def margin_options(command: _Command) -> _Command:
-    """Adds the options that say which differences matter to the answer."""
+class DecidingMeasure(click.Choice):
+    """What decides a comparison: the name of a measure, or the short one."""
+
+    def __init__(self) -> None:
+        super().__init__([SPEED, TARGET, TIME_TO_TARGET])
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        name = str(super().convert(value, param, ctx))
+        return TIME_TO_TARGET if name == TARGET else name
+
+
+def deciding_options(command: _Command) -> _Command:
+    """Adds the options that say what decides, and which differences matter to the answer."""
+    decide_by = click.option(
+        "--decide-by",
+        type=DecidingMeasure(),
+        default=None,
+        show_default="speed, of a finished comparison as it was made",
+        help="What decides: `speed`, of contenders that learn as much, or `time-to-target` (short "
+        "`target`): the seconds of training to --target-accuracy. Then every repeat is a whole "
+        "training, which ends at the target, and the answer by speed stands beside.",
+    )
     margin = click.option(
         "--margin",
         type=Real(0, 1),
@@ -39,7 +63,7 @@ def margin_options(command: _Command) -> _Command:
         help="What is faster is no answer unless its validation accuracy is shown to be within "
         "this of its opponent's.",
     )
-    return margin(accuracy_margin(command))
+    return decide_by(margin(accuracy_margin(command)))
 
 
 @click.command()
@@ -79,7 +103,7 @@ def margin_options(command: _Command) -> _Command:
     type=FileToWrite(),
     help="Also write the verdict there, as verdict.json in a report's folder has it.",
 )
-@margin_options
+@deciding_options
 def report(
     runs: tuple[Path, ...],
     out: Path | None,
@@ -87,6 +111,7 @@ def report(
     reference: str,
     calibration: Path | None,
     json_file: Path | None,
+    decide_by: str | None,
     margin: float,
     accuracy_margin: float,
 ) -> None:
@@ -96,7 +121,8 @@ def report(
     A RUN is the folder of one job, a folder of such folders, or what `hvdtrain compare` made.
 
     Mode, number of workers and of servers are what is compared. Repeats of the same number are
-    compared with each other, and an answer needs five of them. Runs of several models, global
+    compared with each other, and an answer needs five of them. With --decide-by target their times
+    to the target are. Runs of several models, global
     batches (each of one learning rate) or values of --slow are compared within each.
 
     Runs that differ in anything else that has to be equal for a fair comparison (data, hosts and
@@ -124,7 +150,10 @@ def report(
         from hvdtrain.planning.check import table
 
         tables = [table(load(calibration), loaded)]
-    content = content_of(loaded, Margins(margin, accuracy_margin), reference, conducted(runs))
+    conduct = conducted(runs)
+    if decide_by:
+        conduct = structs.replace(conduct, decided_by=decide_by)
+    content = content_of(loaded, Margins(margin, accuracy_margin), reference, conduct)
     content.show()
     if json_file:
         try:
@@ -161,7 +190,7 @@ def content_of(runs: "list[Run]", *given: Any, are_ours: bool = False, **more: A
         ]
         content = replace(content, comparisons=comparisons)
     for compared, answer in content.answered:
-        answer.data["flips"] = flips(compared.runs, answer.word)
+        answer.data["flips"] = flips(compared.runs, answer.word_by_speed)
     return content
 
 

@@ -26,16 +26,18 @@ from hvdtrain.launch.prepare import prepare
 from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds
 from hvdtrain.reporting.answer import Answer, reach_answer
 from hvdtrain.reporting.comparisons import split_into_comparisons
+from hvdtrain.reporting.conduct import SPEED, Conduct
 from hvdtrain.reporting.contenders import DEFAULT, Margins
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
 from hvdtrain.runs.read import Run, load_run
 
 
-def reach_answers(runs: Iterable[Run], margins: Margins) -> list[Answer]:
+def reach_answers(runs: Iterable[Run], margins: Margins, decided_by: str = SPEED) -> list[Answer]:
     """Returns the answers of the comparisons that these runs are; empty if there are no runs."""
     comparisons = split_into_comparisons(list(runs))
-    return [reach_answer(compared.runs, margins) for compared in comparisons]
+    conduct = Conduct(decided_by=decided_by)
+    return [reach_answer(compared.runs, margins, conduct) for compared in comparisons]
 
 
 class Comparison:
@@ -51,6 +53,7 @@ class Comparison:
         number_of_trainings: how many whole runs of each mathematics follow the sprints; None for
             one, and a second if the answer hangs on it.
         search: leaves out some contenders first; None if all are repeated.
+        decided_by: what decides: see Conduct.
 
     Attributes:
         number_of_trainings: how many whole runs of each mathematics there are.
@@ -68,6 +71,7 @@ class Comparison:
         repeats: int,
         number_of_trainings: int | None,
         search: Search | None = None,
+        decided_by: str = SPEED,
     ) -> None:
         self.folder = folder
         self.contenders = contenders
@@ -77,6 +81,7 @@ class Comparison:
         self.number_of_trainings = 1 if number_of_trainings is None else number_of_trainings
         self.may_train_again = number_of_trainings is None
         self.search = search
+        self.decided_by = decided_by
         kept = match(earlier, self._all_possible_runs(), folder)
         self.progress = Progress(kept, finished={run.name: run for run in earlier.values()})
         self._began = time.monotonic()
@@ -203,16 +208,19 @@ class Comparison:
         Returns:
             Why no more repeats are needed; empty if they are.
         """
-        answers = reach_answers(self.progress.finished.values(), margins)
+        answers = self._answers(margins)
         if self.may_train_again and any(answer.hangs_on_training for answer in answers):
             self._train_again()
-            answers = reach_answers(self.progress.finished.values(), margins)
+            answers = self._answers(margins)
         compared = [answer for answer in answers if answer.compares]
         if answers and not compared:
             return "there is nothing to compare"
         if compared and all(answer.is_known for answer in compared):
             return "the answer is known"
         return ""
+
+    def _answers(self, margins: Margins) -> list[Answer]:
+        return reach_answers(self.progress.finished.values(), margins, self.decided_by)
 
     def _train_again(self) -> None:
         """Does one more whole run of each mathematics."""
@@ -316,7 +324,7 @@ class Comparison:
             self.state.note_sprint(run, speed, summary.wall_s or 0.0)
         else:
             self.progress.finished[run.name] = finished
-        self.state.note_finished(run, speed, took_s)
+        self.state.note_finished(run, speed, took_s, summary.samples or 0.0)
         rest = f"; about {in_minutes(total_seconds(left, self.state))} left" if left else ""
         self.console.print(f"{label}: {_result(finished)}, {took_s:.0f} s in all{rest}")
         return speed

@@ -4,11 +4,12 @@
   runs that may not be compared.
 - `columns.py` has the figures of a run, one entry each, and what several comparisons differ in.
   `results.py` summarises figures by kind.
-- `answer.py` has the word. `contenders.py` says who is compared with whom, `rule.py` and `race.py`
-  what their speeds say, `quality.py` what they learn, `reasons.py` why, `doubts.py` what could turn
-  the answer (`drift.py`: whether steps become slower within sprints), and `next_command.py` what to
-  do next. `conduct.py` has what the runs do not tell. `figures.py` has the answer's table and
-  verdict.json.
+- `answer.py` has the word. `contenders.py` says who is compared with whom, `measures.py` by what
+  (`target.py`: when a training reached its target), `rule.py` and `race.py` who is ahead,
+  `quality.py` what they learn, `reasons.py` why, `steps_and_samples.py` whether steps or samples
+  made the difference, `doubts.py` what could turn the answer (`drift.py`: whether steps become
+  slower within sprints), and `next_command.py` what to do next. `conduct.py` has what the runs do
+  not tell. `figures.py` has the answer's table and verdict.json.
 - `content.py` collects what a report says. `page.py` writes Markdown, and HTML of it. `table.py` is
   every table, in any form. `reference_tables.py` puts published figures beside ours.
 - `plots.py` draws, in the style of `plot_style.py`.

@@ -11,10 +11,11 @@ from typing import Any
 from msgspec import to_builtins
 
 from hvdtrain.base import modes
-from hvdtrain.reporting import figures, quality
+from hvdtrain.reporting import figures, quality, steps_and_samples
 from hvdtrain.reporting.conduct import Conduct, LeftOut
 from hvdtrain.reporting.contenders import DEFAULT, Contenders, Margins, Sides, choose_sides
 from hvdtrain.reporting.doubts import DOUBTS, Evidence
+from hvdtrain.reporting.measures import MEASURES, SPEED, Measure
 from hvdtrain.reporting.next_command import NextCommand, next_command
 from hvdtrain.reporting.quality import FAR_BELOW, NOT_SHOWN, WORSE, Quality, trained
 from hvdtrain.reporting.race import (
@@ -25,8 +26,8 @@ from hvdtrain.reporting.race import (
     SERVERS,
     UNKNOWN,
     WORD_OF_FAMILY,
-    SpeedVerdict,
-    judge_speeds,
+    Verdict,
+    judge_races,
 )
 from hvdtrain.reporting.reasons import because, lean
 from hvdtrain.reporting.rule import LOOKS
@@ -63,6 +64,27 @@ class Answer:
     compares: bool = True
 
     @property
+    def headline(self) -> str:
+        """The word, and what decided if that is not the speed: `RING by time to 0.9, and by speed`.
+
+        If the speed says something else, that stands there too.
+        """
+        by_speed = self.data["by_speed"]
+        if not by_speed:
+            return self.word
+        headline = f"{self.word} by time to {self.data['target'] or 0:g}"
+        if by_speed["answer"] == UNKNOWN:
+            return headline
+        if by_speed["answer"] == self.word:
+            return f"{headline}, and by speed"
+        return f"{headline}, {by_speed['answer']} by speed"
+
+    @property
+    def word_by_speed(self) -> str:
+        by_speed = self.data["by_speed"]
+        return str(by_speed["answer"]) if by_speed else self.word
+
+    @property
     def is_known(self) -> bool:
         return self.word != UNKNOWN
 
@@ -84,20 +106,50 @@ def reach_answer(
 ) -> Answer:
     """Returns what the finished runs of one comparison say.
 
-    A kind that is shown to learn less than its opponent gives way to the next of its side. If there
-    is no other, speed is no answer.
+    If speed decides, a kind that is shown to learn less than its opponent gives way to the next of
+    its side. If there is no other, speed is no answer. If the time to the target decides, whoever
+    reaches it has learned enough, and what speed alone says stands beside the answer.
 
     Args:
         runs: the runs of one comparison.
         margins: the smallest differences that matter.
         conduct: what else was done, which the runs do not tell.
     """
-    contenders = Contenders.of(runs)
+    measure = MEASURES[conduct.decided_by]
+    evidence = _weigh(runs, measure, margins, conduct)
+    by_speed = None
+    if measure is not SPEED:
+        speeds = _weigh(runs, SPEED, margins, conduct, quality_counts=False)
+        by_speed = {"answer": _word_for(speeds, runs), "because": because(speeds)}
+    return _answer(evidence, _word_for(evidence, runs), by_speed)
+
+
+def _weigh(
+    runs: Sequence[Run],
+    measure: Measure,
+    margins: Margins,
+    conduct: Conduct,
+    quality_counts: bool = True,
+) -> Evidence:
+    """Returns what the runs say by a measure.
+
+    Args:
+        runs: the runs of one comparison.
+        measure: what decides.
+        margins: the smallest differences that matter.
+        conduct: what else was done.
+        quality_counts: whether the faster contender has to be shown to learn as much, if the
+            measure is the speed.
+    """
+    contenders = Contenders.of(runs, measure)
+    tests_quality = quality_counts and measure is SPEED
     dropped: list[Kind] = []
     while True:
         sides = choose_sides(contenders, dropped)
-        verdict = judge_speeds(contenders, sides, margins.speed)
-        qualities = _compare_quality(contenders, verdict, margins.accuracy)
+        verdict = judge_races(contenders, sides, margins.speed)
+        qualities = {}
+        if tests_quality:
+            qualities = _compare_quality(contenders, verdict, margins.accuracy)
         worse = _shown_worse(qualities)
         if worse is None or not _has_another(sides, worse):
             break
@@ -105,15 +157,23 @@ def reach_answer(
     verdict = replace(verdict, word=_word_with_quality(contenders, verdict, qualities))
     if verdict.word == ONE_MACHINE and not _exceeds_sharing(contenders, verdict):
         verdict = replace(verdict, word=UNKNOWN, explained_by_sharing=True)
-    evidence = Evidence(contenders, sides, verdict, qualities, dropped, margins, conduct)
-    return _answer(evidence, on_one_host=_on_one_host(runs))
+    return Evidence(contenders, sides, verdict, qualities, dropped, margins, conduct)
 
 
-def _answer(evidence: Evidence, on_one_host: bool) -> Answer:
-    """Returns the answer that rests on this evidence."""
+def _word_for(evidence: Evidence, runs: Sequence[Run]) -> str:
+    """Returns the word of the evidence. On a single host one machine is one process."""
     word = evidence.verdict.word
-    if word == ONE_MACHINE and on_one_host:
-        word = ONE_PROCESS
+    return ONE_PROCESS if word == ONE_MACHINE and _on_one_host(runs) else word
+
+
+def _answer(evidence: Evidence, word: str, by_speed: dict[str, str] | None) -> Answer:
+    """Returns the answer that rests on this evidence.
+
+    Args:
+        evidence: by the measure that decides.
+        word: the answer.
+        by_speed: what the speed says alone, if it does not decide.
+    """
     command = next_command(evidence)
     reason = because(evidence) + command.purpose
     could_turn: list[str] = []
@@ -127,7 +187,7 @@ def _answer(evidence: Evidence, on_one_host: bool) -> Answer:
         but=but,
         next=command.command,
         besides=could_turn[MOST_BUTS:],
-        data=said | _figures(evidence, command),
+        data=said | _figures(evidence, command) | {"by_speed": by_speed},
         compares=bool(evidence.verdict.pair),
     )
 
@@ -145,7 +205,7 @@ def _has_another(sides: Sides, kind: Kind) -> bool:
     return len(side) > 1
 
 
-def _exceeds_sharing(contenders: Contenders, verdict: SpeedVerdict) -> bool:
+def _exceeds_sharing(contenders: Contenders, verdict: Verdict) -> bool:
     """Returns whether one machine leads by more than hosts lose that share cores.
 
     Hosts of one machine may claim more cores than there are. Distributed workers then compute more
@@ -162,7 +222,7 @@ def _exceeds_sharing(contenders: Contenders, verdict: SpeedVerdict) -> bool:
 
 
 def _compare_quality(
-    contenders: Contenders, verdict: SpeedVerdict, margin: float
+    contenders: Contenders, verdict: Verdict, margin: float
 ) -> dict[Kind, Quality]:
     """Returns how the kinds that the word speaks for compare with their opponents in accuracy."""
     if verdict.word not in (RING, SERVERS, EITHER) or not verdict.pair:
@@ -183,7 +243,7 @@ def _shown_worse(qualities: dict[Kind, Quality]) -> Kind | None:
 
 
 def _word_with_quality(
-    contenders: Contenders, verdict: SpeedVerdict, qualities: dict[Kind, Quality]
+    contenders: Contenders, verdict: Verdict, qualities: dict[Kind, Quality]
 ) -> str:
     """Returns the word of the speeds if the faster contender is known to learn as much.
 
@@ -226,6 +286,7 @@ def _figures(evidence: Evidence, command: NextCommand) -> dict[str, Any]:
         runs, opponent_runs = [contenders.by_kind[kind] for kind in verdict.pair]
         time_to_target = figures.ratio_of_times(runs, opponent_runs)
     return {
+        "decided_by": contenders.measure.name,
         "next_s": command.seconds,
         "margin": evidence.margins.speed,
         "accuracy_margin": evidence.margins.accuracy,
@@ -236,12 +297,22 @@ def _figures(evidence: Evidence, command: NextCommand) -> dict[str, Any]:
         "quality": [_quality_row(kind, result) for kind, result in evidence.qualities.items()],
         "target": figures.target_accuracy(contenders),
         "time_to_target": time_to_target,
+        "steps_and_samples": _steps_and_samples(evidence),
         "beside": "ring" if reference.family == modes.RING else reference.label,
         "runs": figures.rows(contenders, reference),
         "tried": to_builtins(dict(evidence.conduct.tried)),
         "left_out": _left_out(evidence),
         "disturbed": evidence.conduct.disturbed,
     }
+
+
+def _steps_and_samples(evidence: Evidence) -> dict[str, Any] | None:
+    """Returns the parts of the ratio of times: of the slower contender over the faster."""
+    if not evidence.verdict.pair:
+        return None
+    (faster, runs), (slower, slower_runs) = evidence.opponents
+    parts = steps_and_samples.parts(slower_runs, runs)
+    return parts.data(slower.label, faster.label, evidence.margins.speed) if parts else None
 
 
 def _quality_row(kind: Kind, result: Quality) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hvdtrain.base.formatting import printable, with_unit
+from hvdtrain.reporting.target import samples_to_target, seconds_to_target
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Run
 
@@ -100,17 +101,6 @@ def busiest_share(run: Run) -> float | None:
     return _divided(max(samples), sum(samples))
 
 
-def samples_to_target(run: Run) -> float | None:
-    """Returns the samples trained on until an evaluation first reached the target accuracy."""
-    target = run.summary.target_accuracy
-    if target is None:
-        return None
-    for evaluation in run.summary.evaluations:
-        if evaluation.val_accuracy >= target:
-            return evaluation.samples
-    return None
-
-
 def epoch_s(run: Run) -> float | None:
     return _divided(run.summary.wall_s, epochs(run))
 
@@ -171,8 +161,8 @@ _COLUMNS = (
     Column("best_val_loss", "best validation loss"),
     Column("test_loss", "test loss"),
     Column("test_accuracy", "test accuracy (top-1)", digits=".3f"),
-    Column("time_to_target_s", "time to target", "s", is_geometric=True),
-    Column("samples_to_target", value=samples_to_target, is_geometric=True),
+    Column("time_to_target_s", "time to target", "s", value=seconds_to_target, is_geometric=True),
+    Column("samples_to_target", digits=",.0f", value=samples_to_target, is_geometric=True),
     Column("exposed_comm_fraction", "comm. wait", "%", ".0f", is_shown=True),
     Column(
         "step_p50_s",

@@ -4,6 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+# Names of the measures that may decide, the default first.
+SPEED = "speed"
+TIME_TO_TARGET = "time-to-target"
+
 
 class LeftOut(Struct, frozen=True):
     """A contender that was tried and not repeated.
@@ -37,8 +41,10 @@ class Conduct(Struct, frozen=True):
         disturbed: how many sprints were set aside, because their hosts did other work meanwhile,
             and run again.
         tried: how each side was tried, by family.
+        decided_by: the name of the measure that decides: see measures.MEASURES.
     """
 
     left_out: Sequence[LeftOut] = ()
     disturbed: int = 0
     tried: Mapping[str, Tried] = {}
+    decided_by: str = SPEED

@@ -17,7 +17,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from hvdtrain.base.modes import ONE_MACHINE, RING, SERVERS
-from hvdtrain.reporting.rule import LOOKS
+from hvdtrain.reporting.measures import SPEED, Measure, Rate, differences, only_trainings
+from hvdtrain.reporting.rule import LOOKS, Differences
 from hvdtrain.runs.fields import ran_alike
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
@@ -42,17 +43,6 @@ class Margins(NamedTuple):
 DEFAULT = Margins()
 
 
-def only_trainings(runs: Sequence[Run]) -> list[Run]:
-    """Returns the runs without sprints."""
-    return [run for run in runs if not run.manifest.sprint]
-
-
-def speed_runs(runs: Sequence[Run]) -> list[Run]:
-    """Returns the runs that tell the speed of a kind: its sprints, or all runs if it has none."""
-    sprints = [run for run in runs if run.manifest.sprint]
-    return sprints or list(runs)
-
-
 @dataclass(frozen=True)
 class Contenders:
     """The finished runs of a comparison by kind.
@@ -60,44 +50,54 @@ class Contenders:
     Attributes:
         by_kind: the runs of each kind.
         stretches: the number of the stretch of work of each run, by the run's folder.
+        measure: what decides between kinds.
     """
 
     by_kind: dict[Kind, list[Run]]
     stretches: dict[Path, int]
+    measure: Measure = SPEED
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> "Contenders":
+    def of(cls, runs: Sequence[Run], measure: Measure = SPEED) -> "Contenders":
         """Returns the contenders of these runs."""
         by_kind = finished_by_kind(runs)
         finished = list(itertools.chain.from_iterable(by_kind.values()))
-        return cls(by_kind, _stretches(finished))
+        return cls(by_kind, _stretches(finished), measure)
 
-    def log_ratios(self, one: Kind, other: Kind) -> list[float]:
-        """Returns the logarithm of the ratio of speeds, for each repeat that both kinds have.
+    def counted(self, kind: Kind) -> list[Run]:
+        """Returns the runs of a kind that the measure is about."""
+        return self.measure.counted(self.by_kind[kind])
+
+    def log_ratios(self, one: Kind, other: Kind) -> Differences:
+        """Returns the logarithm of the ratio of rates, for each repeat that both kinds have.
 
         Speeds are those of sprints. If one kind has no sprints, they are those of trainings.
         """
-        runs = speed_runs(self.by_kind[one])
-        other_runs = speed_runs(self.by_kind[other])
-        are_sprints = bool(runs[0].manifest.sprint)
-        are_others_sprints = bool(other_runs[0].manifest.sprint)
+        runs = self.counted(one)
+        other_runs = self.counted(other)
+        are_sprints = any(run.manifest.sprint for run in runs)
+        are_others_sprints = any(run.manifest.sprint for run in other_runs)
         if are_sprints != are_others_sprints:
             runs = only_trainings(self.by_kind[one])
             other_runs = only_trainings(self.by_kind[other])
-        speeds = self._speed_by_repeat(runs)
-        other_speeds = self._speed_by_repeat(other_runs)
-        common = sorted(speeds.keys() & other_speeds.keys())
-        return [math.log(speeds[key] / other_speeds[key]) for key in common]
+        rates = self._rate_by_repeat(runs)
+        other_rates = self._rate_by_repeat(other_runs)
+        common = sorted(rates.keys() & other_rates.keys())
+        return differences((rates[key], other_rates[key]) for key in common)
 
-    def _speed_by_repeat(self, runs: Sequence[Run]) -> dict[tuple[int, int], float]:
-        """Returns the mean speed of runs by repeat and stretch of work."""
-        speeds: dict[tuple[int, int], list[float]] = {}
+    def _rate_by_repeat(self, runs: Sequence[Run]) -> dict[tuple[int, int], Rate]:
+        """Returns the mean rate of runs by repeat and stretch of work."""
+        rates: dict[tuple[int, int], list[Rate]] = {}
         for run in runs:
-            value = speed(run)
-            if value:
+            rate = self.measure.rate(run)
+            if rate:
                 key = (run.manifest.repeat, self.stretches[run.folder])
-                speeds.setdefault(key, []).append(value)
-        return {key: fmean(values) for key, values in speeds.items()}
+                rates.setdefault(key, []).append(rate)
+        means = {}
+        for key, alike in rates.items():
+            mean = fmean(rate.per_s for rate in alike)
+            means[key] = Rate(mean, any(rate.is_at_most for rate in alike))
+        return means
 
 
 def _began(run: Run) -> float:
@@ -172,7 +172,7 @@ def choose_sides(contenders: Contenders, without: Sequence[Kind] = ()) -> Sides:
     """
     able = []
     for kind, runs in contenders.by_kind.items():
-        if kind not in without and any(map(speed, runs)):
+        if kind not in without and any(map(contenders.measure.rate, runs)):
             able.append(kind)
     rings = [kind for kind in able if kind.family == RING]
     servers = [kind for kind in able if kind.family == SERVERS]
@@ -209,7 +209,7 @@ def _with_enough_repeats(contenders: Contenders, sides: Sides) -> Sides:
     """
     shared = {}
     for kind, opponents in _opponents(sides):
-        repeats = [len(contenders.log_ratios(kind, opponent)) for opponent in opponents]
+        repeats = [len(contenders.log_ratios(kind, opponent).values) for opponent in opponents]
         shared[kind] = max(repeats, default=0)
     enough = min(LOOKS[0], max(shared.values(), default=0))
     few = [kind for kind, repeats in shared.items() if repeats < enough]

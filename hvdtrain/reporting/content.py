@@ -16,8 +16,9 @@ from hvdtrain.reporting import fairness, figures, page, plot_style
 from hvdtrain.reporting.answer import UNKNOWN_CONDUCT, Answer, reach_answer
 from hvdtrain.reporting.comparisons import ComparedRuns, split_into_comparisons
 from hvdtrain.reporting.conduct import Conduct
-from hvdtrain.reporting.contenders import DEFAULT, Margins, speed_runs
+from hvdtrain.reporting.contenders import DEFAULT, Margins
 from hvdtrain.reporting.fairness import EqualField, format_value
+from hvdtrain.reporting.measures import speed_runs
 from hvdtrain.reporting.page import Plot
 from hvdtrain.reporting.reference_tables import build_table, load_preset
 from hvdtrain.reporting.results import Row, cost_table, result_rows
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _CHECKED = "Checked before anything was compared; runs that differ in one of these are refused."
 _SIZES_NOTE = "×2+1 is 2 workers and 1 server; "
 _MEANS_NOTE = "speeds and times are geometric means, with their range"
+_SOONER_NOTE = "; × is how many times as fast the target was reached"
 # How many plots the page shows unfolded.
 UNFOLDED = 5
 # Columns of a terminal that the label of a line takes.
@@ -43,7 +45,7 @@ class Content:
 
     Attributes:
         comparisons: the comparisons, each with its answer.
-        title: the word, or how many comparisons there are.
+        title: the headline, or how many comparisons there are.
         rows: the figures of each run.
         costs: what runs cost, by setting and kind.
         equal: what was found equal in all runs.
@@ -117,6 +119,8 @@ class Content:
             console.print(rich_table(figures.table(answer.data)))
             has_servers = any(kind.servers for kind in compared.by_kind)
             note = _SIZES_NOTE + _MEANS_NOTE if has_servers else _MEANS_NOTE
+            if answer.data["by_speed"]:
+                note += _SOONER_NOTE
             console.print(note, style="dim italic", soft_wrap=True)
             if number == len(self.answered):
                 self._show_notes(console)
@@ -194,9 +198,9 @@ class Content:
         parts = []
         for compared, answer in self.answered:
             if compared.title:
-                parts.append(f"## {page.plain(compared.title)}: {answer.word}")
+                parts.append(f"## {page.plain(compared.title)}: {answer.headline}")
             else:
-                parts.append(f"# {answer.word}")
+                parts.append(f"# {answer.headline}")
             (_, about), *lines = _answer_lines(compared, answer)
             parts.append(page.plain(about))
             for label, text in lines:
@@ -212,11 +216,18 @@ class Content:
 
 
 def _answer_lines(compared: ComparedRuns, answer: Answer) -> list[tuple[str, str]]:
-    """Returns the lines of an answer as (label, text). The label of the first is the word."""
-    lines = [(answer.word, subject(compared)), ("because", answer.because)]
+    """Returns the lines of an answer as (label, text). The label of the first is the headline."""
+    lines = [(answer.headline, subject(compared)), ("because", answer.because)]
+    parts = answer.data["steps_and_samples"]
+    by_speed = answer.data["by_speed"]
+    if by_speed and parts:
+        lines.append(("explain", parts["says"]))
+    if by_speed:
+        lines.append(("by speed", f"{by_speed['answer']}: {by_speed['because']}"))
     lines += [("but", but) for but in answer.but]
     if "flips" in answer.data:
-        lines.append(("flips", answer.data["flips"]["says"]))
+        says = answer.data["flips"]["says"]
+        lines.append(("flips", f"by speed, {says}" if by_speed else says))
     lines.append(("next", answer.next))
     seconds = answer.data["next_s"]
     if seconds:
@@ -233,7 +244,7 @@ def _show_answer(compared: ComparedRuns, answer: Answer, console: "Console") -> 
             line = textwrap.fill(
                 line, console.width, subsequent_indent=" " * _MARGIN, break_on_hyphens=False
             )
-        console.print(line, soft_wrap=True, style="bold" if label == answer.word else "")
+        console.print(line, soft_wrap=True, style="bold" if label == answer.headline else "")
 
 
 def collect(
@@ -269,7 +280,7 @@ def collect(
     rows = {run.folder: row for run, row in zip(finished, result_rows(finished), strict=True)}
     return Content(
         comparisons=answered,
-        title=f"{len(answered)} comparisons" if len(answered) > 1 else first_answer.word,
+        title=f"{len(answered)} comparisons" if len(answered) > 1 else first_answer.headline,
         rows=list(rows.values()),
         costs=_costs(comparisons, rows),
         equal=equal,

@@ -21,10 +21,11 @@ from hvdtrain.base.world.load import beside_others
 from hvdtrain.reporting import figures
 from hvdtrain.reporting.columns import busiest_share, cpu_s_per_1000_samples
 from hvdtrain.reporting.conduct import Conduct
-from hvdtrain.reporting.contenders import Contenders, Margins, Sides, speed_runs
+from hvdtrain.reporting.contenders import Contenders, Margins, Sides
 from hvdtrain.reporting.drift import drift
+from hvdtrain.reporting.measures import SPEED, TIME_TO_TARGET, speed_runs
 from hvdtrain.reporting.quality import Quality, trained
-from hvdtrain.reporting.race import EITHER, ONE_MACHINE, RING, SERVERS, SpeedVerdict
+from hvdtrain.reporting.race import EITHER, ONE_MACHINE, RING, SERVERS, Verdict
 from hvdtrain.runs.command_lines import LONGER
 from hvdtrain.runs.fields import core_sharing, field_value
 from hvdtrain.runs.read import Kind, Run
@@ -40,7 +41,7 @@ class Evidence:
     Attributes:
         contenders: the finished runs.
         sides: who is compared.
-        verdict: what the speeds say, with the word that is the answer.
+        verdict: who is ahead by what decides, with the word that is the answer.
         qualities: how the accuracy of the kinds that the word speaks for compares with that of
             their opponents.
         dropped: kinds that were faster and learn less.
@@ -50,7 +51,7 @@ class Evidence:
 
     contenders: Contenders
     sides: Sides
-    verdict: SpeedVerdict
+    verdict: Verdict
     qualities: dict[Kind, Quality]
     dropped: list[Kind]
     margins: Margins
@@ -119,15 +120,19 @@ def _as_many_processes(evidence: Evidence) -> Iterator[str]:
     for kind in evidence.contenders.by_kind:
         if kind.family != modes.RING or kind.workers != processes:
             continue
-        logs = evidence.contenders.log_ratios(kind, served)
+        logs = evidence.contenders.log_ratios(kind, served).values
         lead = fmean(logs) if logs else 0.0
         if word == RING:
             turns = lead < 0
         else:
             turns = lead >= math.log1p(evidence.margins.speed)
         if turns:
-            ratio = f"{figures.format_ratio(math.exp(lead))} times the samples/s of {served.label}"
-            yield f"{kind.label}, a ring of as many processes, did {ratio}"
+            ratio = figures.format_ratio(math.exp(lead))
+            ring = f"{kind.label}, a ring of as many processes,"
+            if evidence.contenders.measure is SPEED:
+                yield f"{ring} did {ratio} times the samples/s of {served.label}"
+            else:
+                yield f"{ring} was {ratio} times as fast to the target as {served.label}"
 
 
 def _other_measures(evidence: Evidence) -> Iterator[str]:
@@ -143,7 +148,9 @@ def _other_measures(evidence: Evidence) -> Iterator[str]:
             f"{winner.label} took {cpu_s:.2f} s of processor time for 1,000 samples, "
             f"{loser.label} {loser_cpu_s:.2f}"
         )
-    times = figures.ratio_of_times(runs, loser_runs)
+    times = None
+    if evidence.contenders.measure is SPEED:
+        times = figures.ratio_of_times(runs, loser_runs)
     if times and times["ratio"] > least:
         ratio = figures.format_ratio(times["ratio"])
         trainings = with_noun(times["n"], "training")
@@ -151,6 +158,34 @@ def _other_measures(evidence: Evidence) -> Iterator[str]:
             f"{winner.label} took {ratio} times as long to the target accuracy, "
             f"in {trainings} of each"
         )
+
+
+def _missed_target(evidence: Evidence) -> Iterator[str]:
+    """Yields who did not always reach the target that decides."""
+    if evidence.contenders.measure is not TIME_TO_TARGET:
+        return
+    missed = []
+    for kind, runs in evidence.opponents:
+        reaches = figures.reaches(runs)
+        number = sum(not reach.is_reached for reach in reaches)
+        if number:
+            missed.append(f"{number} of {len(reaches)} of {kind.label}")
+    if missed:
+        yield (
+            f"trainings ended without the target: {', '.join(missed)}; each counts as all of its "
+            "time, and takes longer"
+        )
+
+
+def _reached_at_once(evidence: Evidence) -> Iterator[str]:
+    """Yields that the first evaluation reached the target, so that the time is not known well."""
+    if evidence.contenders.measure is not TIME_TO_TARGET:
+        return
+    target = figures.target_accuracy(evidence.contenders) or 0.0
+    for kind, runs in evidence.opponents:
+        firsts = [run.summary.evaluations[0] for run in runs if run.summary.evaluations]
+        if any(first.val_accuracy >= target for first in firsts):
+            yield f"the first evaluation of {kind.label} reached the target: a higher one tells more"
 
 
 def _outer_optimizer(evidence: Evidence) -> Iterator[str]:
@@ -257,7 +292,8 @@ def _other_batch(evidence: Evidence) -> Iterator[str]:
     batches = {kind: runs[0].manifest.global_batch for kind, runs in evidence.opponents}
     if len(set(batches.values())) > 1:
         told = ", ".join(f"{kind.label} of {batch}" for kind, batch in batches.items())
-        yield f"batches differ, and samples/s are compared: {told}"
+        what = evidence.contenders.measure.what
+        yield f"batches differ, and {what} are compared: {told}"
 
 
 def _other_slow(evidence: Evidence) -> Iterator[str]:
@@ -377,6 +413,8 @@ def _bad_images(evidence: Evidence) -> Iterator[str]:
 
 DOUBTS: Sequence[Doubt] = (
     _not_tried,
+    _missed_target,
+    _reached_at_once,
     _shared_cores,
     _more_hosts,
     _other_batch,

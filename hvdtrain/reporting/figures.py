@@ -1,7 +1,8 @@
 """The figures of an answer, as verdict.json has them and as the answer's table shows them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -14,14 +15,14 @@ from hvdtrain.reporting.contenders import (
     Contenders,
     Figure,
     Sides,
-    only_trainings,
     speed,
-    speed_runs,
 )
+from hvdtrain.reporting.measures import TIME_TO_TARGET, only_trainings, speed_runs
 from hvdtrain.reporting.quality import trained
 from hvdtrain.reporting.race import Race
-from hvdtrain.reporting.rule import Lead
+from hvdtrain.reporting.rule import Differences, Lead
 from hvdtrain.reporting.table import Cell, Table
+from hvdtrain.reporting.target import Reach, reach_of
 from hvdtrain.runs.read import Kind, Run
 
 # How many bootstrap samples the interval of a ratio of times takes.
@@ -37,10 +38,15 @@ def mean_ratio(lead: Lead) -> float:
 
 
 def ratio_interval(lead: Lead) -> tuple[float | None, float | None]:
-    """Returns the ends of the interval of a ratio; None for both with fewer than two repeats."""
+    """Returns the ends of the interval of a ratio; None for an end that is infinite.
+
+    Both are, with fewer than two repeats.
+    """
     if lead.n < 2:
         return None, None
-    return _exp(lead.low), _exp(lead.high)
+    low = _exp(lead.low) if math.isfinite(lead.low) else None
+    high = _exp(lead.high) if math.isfinite(lead.high) else None
+    return low, high
 
 
 def _exp(logarithm: Any) -> float:
@@ -94,14 +100,19 @@ def _present(runs: Sequence[Run], figure: Figure) -> list[float]:
 
 
 def reference_kind(contenders: Contenders, sides: Sides) -> Kind:
-    """Returns the kind that all speeds are divided by.
+    """Returns the kind that all rates are divided by.
 
     It is the fastest ring. Without rings it is the first distributed kind, else the first of any.
     """
     if sides.rings:
-        by_kind = contenders.by_kind
-        return max(sides.rings, key=lambda kind: mean(speed_runs(by_kind[kind]), speed) or 0.0)
+        return max(sides.rings, key=lambda kind: _mean_rate(contenders, kind))
     return [*sides.distributed, *sides.machines, *contenders.by_kind][0]
+
+
+def _mean_rate(contenders: Contenders, kind: Kind) -> float:
+    rates = map(contenders.measure.rate, contenders.counted(kind))
+    per_s = [rate.per_s for rate in rates if rate]
+    return fmean(per_s) if per_s else 0.0
 
 
 def rows(contenders: Contenders, reference: Kind) -> list[dict[str, Any]]:
@@ -119,8 +130,10 @@ def _row(contenders: Contenders, kind: Kind, reference: Kind) -> dict[str, Any]:
     runs = contenders.by_kind[kind]
     timed = speed_runs(runs)
     speeds = [value for value in _present(timed, speed) if value]
-    logs = contenders.log_ratios(kind, reference) if kind != reference else [0.0]
-    lead = rule.estimate_lead(logs)
+    log_ratios = Differences([0.0])
+    if kind != reference:
+        log_ratios = contenders.log_ratios(kind, reference)
+    lead = rule.estimate_lead(log_ratios)
     low, high = ratio_interval(lead)
     return {
         "run": kind.label,
@@ -131,52 +144,109 @@ def _row(contenders: Contenders, kind: Kind, reference: Kind) -> dict[str, Any]:
         "samples_per_s": geometric_mean(speeds) if speeds else None,
         "least": min(speeds, default=None),
         "most": max(speeds, default=None),
-        "ratio": mean_ratio(lead) if logs else None,
+        "ratio": mean_ratio(lead) if lead.n else None,
         "ci_low": low,
         "ci_high": high,
-        "ratios": [math.exp(log) for log in logs],
+        "ratios": [math.exp(log) for log in log_ratios.values],
         "accuracy": mean(trained(contenders, kind), accuracy),
-        "to_target": expected_time(runs),
+        "to_target": expected_time(runs) | time_to_target(runs),
+        "samples_to_target": _mean_samples(runs),
         "cpu_s_per_1000_samples": mean(timed, cpu_s_per_1000_samples),
         "busiest_share": mean(timed, busiest_share),
     }
 
 
 def table(data: Mapping[str, Any]) -> Table:
-    """Returns the table of an answer, from verdict.json."""
-    target = data["target"]
-    headings = ["samples/s", f"× {data['beside']}", "accuracy"]
-    if target:
-        headings.append(f"to {target:g}")
-    headings += ["CPU/1,000", "busiest"]
-    lines = [(row["run"], _cells(row, bool(target))) for row in data["runs"]]
-    return Table("", [], "", headings, lines)
+    """Returns the table of an answer, from verdict.json. What decides is in the first column."""
+    by_time = data["decided_by"] == TIME_TO_TARGET.name
+    columns = _columns_by_time(data) if by_time else _columns_by_speed(data)
+    columns |= {"CPU/1,000": _plain_cell("cpu_s_per_1000_samples")}
+    columns |= {"busiest": _plain_cell("busiest_share")}
+    lines = [(row["run"], [cell(row) for cell in columns.values()]) for row in data["runs"]]
+    return Table("", [], "", list(columns), lines)
 
 
-def _cells(row: Mapping[str, Any], has_target: bool) -> list[Cell]:
-    """Returns the cells of a row of verdict.json."""
+_CellOf = Callable[[Mapping[str, Any]], Cell]  # of a row of verdict.json
+
+
+def _columns_by_speed(data: Mapping[str, Any]) -> dict[str, _CellOf]:
+    """Returns the first columns of an answer by speed, by their headings."""
+    columns = {
+        "samples/s": _speed_cell,
+        f"× {data['beside']}": _ratio_cell,
+        "accuracy": _plain_cell("val_accuracy", "accuracy"),
+    }
+    if data["target"]:
+        columns[f"to {data['target']:g}"] = _expected_time_cell
+    return columns
+
+
+def _columns_by_time(data: Mapping[str, Any]) -> dict[str, _CellOf]:
+    """Returns the first columns of an answer by the time to the target, by their headings."""
+    return {
+        f"to {data['target'] or 0:g}": _time_to_target_cell,
+        f"× {data['beside']}": _ratio_cell,
+        "samples": _plain_cell("samples_to_target"),
+        "samples/s": _speed_cell,
+    }
+
+
+def _plain_cell(column: str, key: str = "") -> _CellOf:
+    """Returns what makes the cell of a column.
+
+    Args:
+        column: see results.COLUMNS.
+        key: of the row, if it is not the column's name.
+    """
+    return lambda row: _cell(column, row[key or column])
+
+
+def _speed_cell(row: Mapping[str, Any]) -> Cell:
     spread = ""
     if row["n"] > 1 and row["least"] is not None:
         spread = f"{three_digits(row['least'])}–{three_digits(row['most'])}"
-    ratio = row["ratio"]
-    cells = [
-        _cell("samples_per_s", row["samples_per_s"], spread),
-        Cell("" if ratio is None else format_ratio(ratio), ratio),
-        _cell("val_accuracy", row["accuracy"]),
-    ]
-    if has_target:
-        cells.append(_target_cell(row["to_target"]))
-    for column in ("cpu_s_per_1000_samples", "busiest_share"):
-        cells.append(_cell(column, row[column]))
-    return cells
+    return _cell("samples_per_s", row["samples_per_s"], spread)
+
+
+def _ratio_cell(row: Mapping[str, Any]) -> Cell:
+    return Cell(mean_words(row), row["ratio"])
+
+
+def mean_words(row: Mapping[str, Any]) -> str:
+    """Returns the ratio of a row of verdict.json: `1.28`, or `≥ 1.28` if it is a bound."""
+    if row["ratio"] is None:
+        return ""
+    sign = ""
+    if row["ci_low"] is not None and row["ci_high"] is None:
+        sign = "≥ "
+    elif row["ci_low"] is None and row["ci_high"] is not None:
+        sign = "≤ "
+    return sign + format_ratio(row["ratio"])
+
+
+def _time_to_target_cell(row: Mapping[str, Any]) -> Cell:
+    """Returns the mean time to the target, with its range, and how many got there if not all."""
+    times = row["to_target"]
+    if times["mean"] is None:
+        return Cell("–")
+    details = []
+    if times["n"] > 1:
+        details.append(f"{three_digits(times['least'])}–{three_digits(times['most'])}")
+    if times["reached"] < times["n"]:
+        details.append(f"{times['reached']} of {times['n']}")
+    cell = _cell("time_to_target_s", times["mean"], ", ".join(details))
+    if times["reached"] == times["n"]:
+        return cell
+    return replace(cell, text=f"over {cell.text}")
 
 
 def _cell(column: str, value: float | None, detail: str = "") -> Cell:
     return Cell(format_figure(column, value), value, detail)
 
 
-def _target_cell(to_target: Mapping[str, Any]) -> Cell:
-    """Returns the time to the target, and how many trainings got there if not all did."""
+def _expected_time_cell(row: Mapping[str, Any]) -> Cell:
+    """Returns the expected time to the target, and how many trainings got there if not all did."""
+    to_target = row["to_target"]
     reached = to_target["reached"]
     some = "" if reached == to_target["n"] else f"{reached} of {to_target['n']}"
     if not reached:
@@ -196,15 +266,31 @@ def target_accuracy(contenders: Contenders) -> float | None:
 # The time to the target accuracy, also where not every training reaches it
 
 
-def _time_spent(run: Run) -> tuple[float, bool]:
-    """Returns the seconds of training to the target, or to the run's end if it was not reached.
+def reaches(runs: Sequence[Run]) -> list[Reach]:
+    """Returns when each training reached its target, or ended without it."""
+    return [reach for reach in map(reach_of, only_trainings(runs)) if reach]
 
-    The second value says whether the target was reached.
+
+def time_to_target(runs: Sequence[Run]) -> dict[str, Any]:
+    """Returns the seconds to the target that a comparison by time is about, for verdict.json.
+
+    `mean` is geometric, so that the ratio of two kinds is the mean of the ratios of their repeats.
+    A training that did not reach the target counts as all of its time: then the true mean is more.
     """
-    to_target_s = run.summary.time_to_target_s
-    if to_target_s is None:
-        return run.summary.wall_s or 0.0, False
-    return to_target_s, True
+    seconds = [reach.seconds for reach in reaches(runs) if reach.seconds]
+    return {
+        "mean": geometric_mean(seconds) if seconds else None,
+        "least": min(seconds, default=None),
+        "most": max(seconds, default=None),
+    }
+
+
+def _mean_samples(runs: Sequence[Run]) -> float | None:
+    """Returns the geometric mean of samples to the target; None unless all trainings reached it."""
+    reached = reaches(runs)
+    if not reached or not all(reach.is_reached and reach.samples for reach in reached):
+        return None
+    return geometric_mean([reach.samples for reach in reached])
 
 
 def expected_time(runs: Sequence[Run]) -> dict[str, Any]:
@@ -213,14 +299,24 @@ def expected_time(runs: Sequence[Run]) -> dict[str, Any]:
     That is the time of all trainings over the number that reached the target: the expected running
     time of the COCO benchmarks. The seconds are None if none did.
     """
-    spent = [_time_spent(run) for run in only_trainings(runs)]
-    total_s = sum(seconds for seconds, _ in spent)
-    reached = sum(has_reached for _, has_reached in spent)
+    spent = reaches(runs)
+    total_s = sum(reach.seconds for reach in spent)
+    reached = sum(reach.is_reached for reach in spent)
     return {
         "seconds": total_s / reached if reached else None,
         "reached": reached,
         "n": len(spent),
     }
+
+
+def _spent_by_repeat(runs: Sequence[Run]) -> dict[int, tuple[float, bool]]:
+    """Returns the seconds of each training, and whether it reached the target, by repeat."""
+    spent = {}
+    for run in only_trainings(runs):
+        reach = reach_of(run)
+        if reach:
+            spent[run.manifest.repeat] = (reach.seconds, reach.is_reached)
+    return spent
 
 
 def ratio_of_times(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Any] | None:
@@ -231,8 +327,8 @@ def ratio_of_times(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Any]
     """
     import numpy as np
 
-    spent = {run.manifest.repeat: _time_spent(run) for run in only_trainings(runs)}
-    spent_by_others = {run.manifest.repeat: _time_spent(run) for run in only_trainings(others)}
+    spent = _spent_by_repeat(runs)
+    spent_by_others = _spent_by_repeat(others)
     repeats = sorted(spent.keys() & spent_by_others.keys())
     # [pairs, 2 kinds, (seconds, has reached)]
     pairs = np.array([[spent[repeat], spent_by_others[repeat]] for repeat in repeats], dtype=float)

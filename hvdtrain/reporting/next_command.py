@@ -1,15 +1,17 @@
 """What to do next: one command, and about how long that takes."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.config.run_config import DEFAULT_EPOCHS
 from hvdtrain.reporting import figures, rule
-from hvdtrain.reporting.contenders import Sides, only_trainings, seconds_per_run, speed_runs
+from hvdtrain.reporting.contenders import Sides, seconds_per_run
 from hvdtrain.reporting.doubts import Evidence, busy_runs
+from hvdtrain.reporting.measures import SPEED, TIME_TO_TARGET, only_trainings, speed_runs
 from hvdtrain.reporting.quality import FAR_BELOW, NOT_SHOWN, trained
-from hvdtrain.reporting.race import ONE_MACHINE, UNKNOWN, WORD_OF_FAMILY
+from hvdtrain.reporting.race import ONE_MACHINE, UNKNOWN, WORD_OF_FAMILY, Race
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs import command_lines
 from hvdtrain.runs.read import Run
@@ -49,9 +51,9 @@ def next_command(evidence: Evidence) -> NextCommand:
     if verdict.word == UNKNOWN and evidence.qualities:
         return _more_training(evidence, runs, repeats)
     if missing or not verdict.pair:
-        return _comparison(runs, max(repeats, LOOKS[0]), add=missing)
+        return _comparison(evidence, runs, max(repeats, LOOKS[0]), add=missing)
     if evidence.sides.left_out:
-        return _comparison(runs, repeats + LOOKS[0])
+        return _comparison(evidence, runs, repeats + LOOKS[0])
     return _training_of_winner(evidence)
 
 
@@ -104,6 +106,7 @@ def _training_of_winner(evidence: Evidence) -> NextCommand:
 
 
 def _comparison(
+    evidence: Evidence,
     runs: Sequence[Run],
     repeats: int,
     purpose: str = "",
@@ -114,6 +117,7 @@ def _comparison(
     """Returns the command that continues the comparison.
 
     Args:
+        evidence: what is known.
         runs: the runs so far.
         repeats: how many repeats there will be.
         purpose: see NextCommand.
@@ -128,7 +132,9 @@ def _comparison(
         to_do *= command_lines.LONGER
     else:
         to_do = max(1, to_do - len(speed_runs(counted)))
-    command = command_lines.compare_command(runs, repeats, add, longer, trainings)
+    measure = evidence.contenders.measure
+    decide_by = "" if measure is SPEED else measure.name
+    command = command_lines.compare_command(runs, repeats, add, longer, trainings, decide_by)
     return NextCommand(command, to_do * seconds_per_run(counted), purpose, repeats)
 
 
@@ -156,9 +162,15 @@ def _more_repeats(evidence: Evidence, runs: Sequence[Run], repeats: int) -> Next
     if busy:
         beside = f"{len(busy)} of {counted} runs were beside other work"
         quiet = f", when the machine is quiet: {beside}"
+    if any(_ended_too_soon(evidence, race.faster_first) for race in undecided):
+        purpose = ": trainings ended without the target, and longer ones would tell"
+        return _longer_trainings(evidence, runs, repeats, purpose)._replace(repeats=None)
+    if len(enough) < len(needed) and evidence.contenders.measure is TIME_TO_TARGET:
+        purpose = f": perhaps not even {LOOKS[-1]} repeats would tell{quiet}"
+        return _comparison(evidence, runs, LOOKS[-1], purpose, add)._replace(repeats=None)
     if len(enough) < len(needed):
         purpose = f": not even {LOOKS[-1]} repeats would tell, longer runs may{quiet}"
-        command = _comparison(runs, LOOKS[0], purpose, add, longer=command_lines.SPRINTS)
+        command = _comparison(evidence, runs, LOOKS[0], purpose, add, longer=command_lines.SPRINTS)
         return command._replace(repeats=None)
     most = max(enough)
     if done < 2:
@@ -166,7 +178,25 @@ def _more_repeats(evidence: Evidence, runs: Sequence[Run], repeats: int) -> Next
     else:
         purpose = f": about {most} repeats would tell{quiet}"
     # A repeat that has no other beside it does not count, so that `repeats` may exceed `done`.
-    return _comparison(runs, most + repeats - done, purpose, add)
+    return _comparison(evidence, runs, most + repeats - done, purpose, add)
+
+
+def _ended_too_soon(evidence: Evidence, race: Race) -> bool:
+    """Returns whether no number of repeats would tell, because trainings ended without the target.
+
+    So it is if those of the side ahead did, since it cannot be shown to be ahead then, and if all
+    did.
+
+    Args:
+        evidence: what is known.
+        race: with the faster contender first.
+    """
+    if evidence.contenders.measure is not TIME_TO_TARGET:
+        return False
+    reaches = figures.reaches(evidence.contenders.by_kind[race.one])
+    if not any(reach.is_reached for reach in reaches):
+        return True
+    return race.lead.n > 1 and race.lead.low == -math.inf
 
 
 def _more_training(evidence: Evidence, runs: Sequence[Run], repeats: int) -> NextCommand:
@@ -187,7 +217,7 @@ def _more_training(evidence: Evidence, runs: Sequence[Run], repeats: int) -> Nex
         accuracies.append(accuracy or 0.0)
     if trainings and max(accuracies) < target - FAR_BELOW:
         purpose = f": trained too briefly for {target:g}"
-        return _longer_trainings(runs, repeats, purpose)
+        return _longer_trainings(evidence, runs, repeats, purpose)
     needed = []
     for result in evidence.qualities.values():
         if result.state == NOT_SHOWN:
@@ -195,14 +225,16 @@ def _more_training(evidence: Evidence, runs: Sequence[Run], repeats: int) -> Nex
     enough = [number for number in needed if number is not None]
     if len(enough) < len(needed):
         purpose = f": not even {LOOKS[-1]} trainings would tell, more validation images may"
-        return _longer_trainings(runs, repeats, purpose)._replace(repeats=None)
+        return _longer_trainings(evidence, runs, repeats, purpose)._replace(repeats=None)
     most = max(enough, default=LOOKS[0])
     if len(trainings) == len(runs):
-        return _comparison(runs, most, f": about {most} repeats would tell")
+        return _comparison(evidence, runs, most, f": about {most} repeats would tell")
     purpose = f": about {most} trainings would tell"
-    return _comparison(runs, repeats, purpose, trainings=most)
+    return _comparison(evidence, runs, repeats, purpose, trainings=most)
 
 
-def _longer_trainings(runs: Sequence[Run], repeats: int, purpose: str) -> NextCommand:
+def _longer_trainings(
+    evidence: Evidence, runs: Sequence[Run], repeats: int, purpose: str
+) -> NextCommand:
     longer = command_lines.TRAININGS
-    return _comparison(runs, max(repeats, LOOKS[0]), purpose, longer=longer)
+    return _comparison(evidence, runs, max(repeats, LOOKS[0]), purpose, longer=longer)

@@ -14,8 +14,8 @@ from hvdtrain.base.formatting import three_digits
 from hvdtrain.reporting import plot_style
 from hvdtrain.reporting.answer import Answer
 from hvdtrain.reporting.comparisons import ComparedRuns
-from hvdtrain.reporting.contenders import only_trainings, speed_runs
-from hvdtrain.reporting.figures import expected_time, format_ratio
+from hvdtrain.reporting.figures import expected_time, format_ratio, mean_words
+from hvdtrain.reporting.measures import only_trainings, speed_runs
 from hvdtrain.reporting.page import Plot
 from hvdtrain.reporting.plot_style import STEP_PARTS
 from hvdtrain.runs.read import Kind, Run
@@ -70,7 +70,7 @@ def draw(answered: Sequence[tuple[ComparedRuns, Answer]]) -> tuple[list[Plot], l
     local_steps = "Time to the target against local steps"
     with rc_context(plot_style.RC):
         drawn = (
-            ("ratios", "Samples/s beside the ring", RATIOS, _ratios(answered)),
+            ("ratios", _title_of_ratios(answered), RATIOS, _ratios(answered)),
             ("step-time", "Where a step's time goes", PARTS, _step_time(comparisons)),
             ("learning", "Loss and accuracy", LEARNING, _learning(trained, notes)),
             ("local-steps", local_steps, LOCAL_STEPS, _local_steps(trained)),
@@ -82,8 +82,13 @@ def draw(answered: Sequence[tuple[ComparedRuns, Answer]]) -> tuple[list[Plot], l
 # Speeds, as ratios to the ring
 
 
+def _title_of_ratios(answered: Sequence[tuple[ComparedRuns, Answer]]) -> str:
+    by_time = any(answer.data["by_speed"] for _, answer in answered)
+    return "How soon beside the ring" if by_time else "Samples/s beside the ring"
+
+
 def _ratios(answered: Sequence[tuple[ComparedRuns, Answer]]) -> "Figure | None":
-    """Draws samples/s over those of the ring, with comparisons below each other.
+    """Draws how fast contenders are beside the ring, with comparisons below each other.
 
     Returns None if nothing is compared.
     """
@@ -114,7 +119,11 @@ def _ratios(answered: Sequence[tuple[ComparedRuns, Answer]]) -> "Figure | None":
     plot_style.ratio_scale(axes, min(drawn), max(drawn))
     plot_style.rows(axes, labels)
     references = dict.fromkeys(data["beside"] for _, data in shown)
-    axes.set(xlabel=f"times the samples/s of the {' or '.join(references)}")
+    beside = " or ".join(references)
+    if first_data["by_speed"]:
+        axes.set(xlabel=f"times as fast to {first_data['target'] or 0:g} as the {beside}")
+    else:
+        axes.set(xlabel=f"times the samples/s of the {beside}")
     return figure
 
 
@@ -131,7 +140,7 @@ def _draw_ratio(axes: "Axes", place: int, row: Mapping[str, Any]) -> list[float]
     if mean is None:
         return []
     colour, marker = plot_style.look_of_side(row["mode"], row["family"])
-    text = format_ratio(mean)
+    text = mean_words(row)
     ends = []
     if low is not None and high is not None and len(repeats) > 1:
         axes.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")

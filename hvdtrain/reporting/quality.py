@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hvdtrain.reporting.contenders import Contenders, only_trainings
-from hvdtrain.reporting.rule import LOOKS, POWER, Lead, estimate_lead, last_look
+from hvdtrain.reporting.contenders import Contenders
+from hvdtrain.reporting.measures import only_trainings
+from hvdtrain.reporting.rule import LOOKS, POWER, Differences, Lead, estimate_lead, last_look
 from hvdtrain.runs.read import Kind, Run
 from hvdtrain.runs.request import IN_STEP, mathematics
 
@@ -65,7 +66,8 @@ def compare(contenders: Contenders, kind: Kind, opponent: Kind, margin: float) -
         difference = _by_images(by_image)
         paired_by = "images and seeds"
     else:
-        difference = estimate_lead([_better_by(one, other) for one, other in pairs])
+        better_by = [_better_by(one, other) for one, other in pairs]
+        difference = estimate_lead(Differences(better_by))
         paired_by = "seeds"
     if difference.n < LEAST_TRAININGS:
         return Quality(NOT_SHOWN, difference, paired_by)

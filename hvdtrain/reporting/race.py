@@ -1,4 +1,4 @@
-"""What the speeds say: rings against servers, and distribution against one machine."""
+"""Who is ahead by the measure that decides: rings or servers, distribution or one machine."""
 
 import math
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ class Race:
 
 
 @dataclass(frozen=True)
-class SpeedVerdict:
-    """What the speeds say.
+class Verdict:
+    """Who is ahead by the measure that decides: speed, or the time to the target.
 
     Attributes:
         word: see Answer.
@@ -98,8 +98,8 @@ class SpeedVerdict:
         return ordered.one, ordered.other
 
 
-def judge_speeds(contenders: Contenders, sides: Sides, margin: float) -> SpeedVerdict:
-    """Returns the verdict by speed alone."""
+def judge_races(contenders: Contenders, sides: Sides, margin: float) -> Verdict:
+    """Returns the verdict by what decides, without regard to what was learned."""
     over_machine = Race.between(contenders, sides.distributed, sides.machines)
     has_both_families = bool(sides.rings and sides.servers)
     if has_both_families:
@@ -110,7 +110,7 @@ def judge_speeds(contenders: Contenders, sides: Sides, margin: float) -> SpeedVe
     if over_machine:
         pays = int(rule.judge_distribution(over_machine.lead, margin))
     if pays == BEHIND:
-        return SpeedVerdict(ONE_MACHINE, main, over_machine)
+        return Verdict(ONE_MACHINE, main, over_machine)
     state = int(rule.judge(main.lead, margin)) if main else None
     undecided = []
     if main and state == OPEN:
@@ -121,8 +121,8 @@ def judge_speeds(contenders: Contenders, sides: Sides, margin: float) -> SpeedVe
             undecided = []
         undecided.append(over_machine)
     if undecided:
-        return SpeedVerdict(UNKNOWN, main, over_machine, tuple(undecided))
-    return SpeedVerdict(_word(sides, main, state, bool(over_machine)), main, over_machine)
+        return Verdict(UNKNOWN, main, over_machine, tuple(undecided))
+    return Verdict(_word(sides, main, state, bool(over_machine)), main, over_machine)
 
 
 def _word(sides: Sides, main: Race | None, state: int | None, has_machine: bool) -> str:

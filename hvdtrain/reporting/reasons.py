@@ -6,10 +6,10 @@ from typing import Any
 from hvdtrain.base import modes
 from hvdtrain.base.formatting import with_noun
 from hvdtrain.reporting import figures
-from hvdtrain.reporting.columns import busy_cores_share
-from hvdtrain.reporting.contenders import speed_runs
+from hvdtrain.reporting.columns import busy_cores_share, format_figure
 from hvdtrain.reporting.doubts import Evidence
 from hvdtrain.reporting.figures import format_ratio
+from hvdtrain.reporting.measures import SPEED, speed_runs
 from hvdtrain.reporting.quality import NOT_SHOWN, SAME, UNTOLD, WORSE, is_by_loss, trained
 from hvdtrain.reporting.race import EITHER, ONE_MACHINE, RING, SERVERS, UNKNOWN, Race
 from hvdtrain.runs.network_bound import network_bound
@@ -23,21 +23,21 @@ _NAME_OF_FAMILY = {
 
 
 def because(evidence: Evidence) -> str:
-    """Returns the deciding figures in a sentence."""
+    """Returns the deciding figures in a sentence: of speed and quality, or of times to the target."""
     if not evidence.verdict.pair:
         labels = ", ".join(kind.label for kind in evidence.contenders.by_kind)
         return f"there is nothing to compare {labels} with"
-    text = _speed_words(evidence)
+    text = _race_words(evidence)
     in_doubt = _quality_in_doubt(evidence)
     if in_doubt:
         return text + in_doubt
     return text + _share_of_bound(evidence) + _quality_words(evidence)
 
 
-# Speed
+# Who leads
 
 
-def _speed_words(evidence: Evidence) -> str:
+def _race_words(evidence: Evidence) -> str:
     """Returns who leads, by how much, and why that is enough or not."""
     verdict = evidence.verdict
     margin = evidence.margins.speed
@@ -53,8 +53,14 @@ def _speed_words(evidence: Evidence) -> str:
     over_machine = verdict.over_machine
     if verdict.word in (RING, SERVERS, EITHER) and verdict.main and over_machine:
         ratio = format_ratio(figures.mean_ratio(over_machine.lead))
-        text += f", and {ratio} times those of {over_machine.other.label}"
+        machine = over_machine.other.label
+        those = f"those of {machine}" if _by_speed(evidence) else f"as fast as {machine}"
+        text += f", and {ratio} times {those}"
     return text
+
+
+def _by_speed(evidence: Evidence) -> bool:
+    return evidence.contenders.measure is SPEED
 
 
 def lean(evidence: Evidence) -> dict[str, Any] | None:
@@ -95,15 +101,67 @@ def _lead_words(evidence: Evidence, race: Race) -> str:
     """
     one = _label_as_best(evidence, race, race.one)
     other = _label_as_best(evidence, race, race.other)
-    if "," in one:
-        one += ","
+    if not _by_speed(evidence):
+        return _lead_in_time(evidence, race, one, other)
+    times, detail = _ratio_words(race)
+    return f"{_closed(one)} did {times} times the samples/s of {other} ({detail})"
+
+
+def _ratio_words(race: Race) -> tuple[str, str]:
+    """Returns the ratio of a race, `1.19 to 1.37`, and `mean 1.28, 5 repeats`."""
     mean = format_ratio(figures.mean_ratio(race.lead))
     repeats = with_noun(race.lead.n, "repeat")
     low, high = figures.ratio_interval(race.lead)
-    if race.lead.n <= 2 or low is None or high is None:
-        return f"{one} did {mean} times the samples/s of {other} ({repeats})"
-    interval = f"{format_ratio(low)} to {format_ratio(high)}"
-    return f"{one} did {interval} times the samples/s of {other} (mean {mean}, {repeats})"
+    if race.lead.n <= 2 or (low is None and high is None):
+        return mean, repeats
+    if high is None and low is not None:
+        return f"at least {format_ratio(low)}", f"mean at least {mean}, {repeats}"
+    if low is None and high is not None:
+        return f"at most {format_ratio(high)}", f"mean at most {mean}, {repeats}"
+    assert low is not None and high is not None
+    return f"{format_ratio(low)} to {format_ratio(high)}", f"mean {mean}, {repeats}"
+
+
+# The time to the target
+
+
+def _lead_in_time(evidence: Evidence, race: Race, one: str, other: str) -> str:
+    """Returns the lead of a race by the time to the target.
+
+    For instance `allreduce ×2 took 5.21 s to 0.9 (5 of 5 trainings reached it), ps-sync ×2+1 6.60 s
+    (5 of 5): 1.19 to 1.37 times as fast (mean 1.28, 5 repeats)`.
+
+    Args:
+        evidence: what is known.
+        race: the race, with the faster contender first.
+        one, other: the contenders' labels.
+    """
+    target = figures.target_accuracy(evidence.contenders) or 0
+    own_seconds, own_reached = _time_words(evidence, race.one)
+    seconds, reached = _time_words(evidence, race.other)
+    took = (
+        f"{_closed(one)} took {own_seconds} to {target:g} ({own_reached} trainings reached it), "
+        f"{_closed(other)} {seconds} ({reached})"
+    )
+    if not race.lead.n:
+        return f"{took}: there is no pair of trainings of which one reached it"
+    times, detail = _ratio_words(race)
+    return f"{took}: {times} times as fast ({detail})"
+
+
+def _closed(label: str) -> str:
+    """Returns a label that has a comma with one behind it."""
+    return f"{label}," if "," in label else label
+
+
+def _time_words(evidence: Evidence, kind: Kind) -> tuple[str, str]:
+    """Returns `5.21 s` and `5 of 5`: a kind's time to the target, and who reached it."""
+    reaches = figures.reaches(evidence.contenders.by_kind[kind])
+    reached = sum(reach.is_reached for reach in reaches)
+    mean = figures.time_to_target(evidence.contenders.by_kind[kind])["mean"]
+    seconds = "an unknown time" if mean is None else format_figure("time_to_target_s", mean)
+    over = "over " if reached < len(reaches) else ""
+    return f"{over}{seconds}", f"{reached} of {len(reaches)}"
 
 
 def _label_as_best(evidence: Evidence, race: Race, kind: Kind) -> str:
@@ -126,7 +184,7 @@ def _share_of_bound(evidence: Evidence) -> str:
     A winner at a third of its bound leaves open what a better one would do.
     """
     verdict = evidence.verdict
-    if verdict.word in (UNKNOWN, EITHER) or not verdict.pair:
+    if verdict.word in (UNKNOWN, EITHER) or not verdict.pair or not _by_speed(evidence):
         return ""
     winner, _ = verdict.pair
     runs = speed_runs(evidence.contenders.by_kind[winner])

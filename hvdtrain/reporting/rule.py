@@ -1,6 +1,7 @@
-"""The statistical rule that answers a comparison, on logarithms of speeds alone.
+"""The statistical rule that answers a comparison, on logarithms of what decides alone.
 
-The rule says how many repeats count at a look, and what may be concluded from them.
+What decides is the speed, or how soon a target is reached. The rule says how many repeats count at a
+look, and what may be concluded from them.
 
 Repeats are looked at after each number in LOOKS. Look k spends ALPHA/(k(k+1)) of the allowed error,
 which sums to at most ALPHA over all looks. So looking until something shows is wrong as rarely as
@@ -11,6 +12,12 @@ the best b lies within [max_a min_b low, min_b max_a high], in the spirit of Hsu
 the best (1984). The low end is too high only if some a's interval against the truly best b misses
 the truth. There are as many such intervals as there are a, so each low end is taken from an
 interval at 1 - alpha/(number of a). The same holds for the high ends and b.
+
+A training that does not reach its target has a time that is known from below alone. Then the
+difference of a pair is known from one side: it is a bound. A bound counts as if it were the
+difference, since that is the least that it can mean, and the end of the interval on its other side
+is infinite. So such a side can lose, and it can be neither ahead nor level. A pair in which neither
+training reached the target says nothing, and is no pair.
 
 All functions take any number of comparisons at once: arrays whose last axis is repeats.
 """
@@ -30,14 +37,39 @@ AHEAD = 1
 OPEN = 2
 
 
+class Differences(NamedTuple):
+    """Differences of logarithms between two contenders, of which some may be bounds alone.
+
+    Attributes:
+        values: [..., repeats].
+        at_least: where the true difference is the value or more: the second contender's training
+            did not reach its target. Like `values`, or False for none.
+        at_most: where it is the value or less: the first contender's training did not.
+    """
+
+    values: Any
+    at_least: Any = False
+    at_most: Any = False
+
+    def any_of_first(self, n: int) -> tuple[Any, Any]:
+        """Returns whether any of the first n repeats is `at_least`, and any `at_most`."""
+        import numpy as np
+
+        shape = np.shape(self.values)
+        at_least = np.broadcast_to(self.at_least, shape)[..., :n].any(-1)
+        at_most = np.broadcast_to(self.at_most, shape)[..., :n].any(-1)
+        return at_least, at_most
+
+
 class Lead(NamedTuple):
-    """The logarithm of a ratio of speeds, estimated from paired repeats.
+    """The logarithm of a ratio of two contenders, estimated from paired repeats.
 
     All fields but n may be arrays.
 
     Attributes:
         mean: the mean over repeats.
-        low, high: the ends of the confidence interval; infinite with fewer than two repeats.
+        low, high: the ends of the confidence interval; infinite with fewer than two repeats, and
+            where a difference is only known to be a bound from the other side.
         deviation: the standard deviation of one repeat.
         n: the number of repeats.
     """
@@ -59,17 +91,17 @@ def _error_of_look(number: int) -> float:
     return ALPHA / (number * (number + 1))
 
 
-def estimate_lead(differences: Any, size: int = 1) -> Lead:
+def estimate_lead(differences: Differences, size: int = 1) -> Lead:
     """Returns the mean of paired differences with Student's interval, as of the last look.
 
     Args:
-        differences: [..., repeats].
+        differences: of the repeats.
         size: among how many intervals the allowed error is divided.
     """
     import numpy as np
     from scipy.special import stdtrit  # scipy.stats takes three times as long to import
 
-    values = np.asarray(differences, dtype=float)
+    values = np.asarray(differences.values, dtype=float)
     n, alpha = last_look(values.shape[-1])
     if not n:
         return Lead(0.0, -math.inf, math.inf, math.inf, 0)
@@ -77,10 +109,13 @@ def estimate_lead(differences: Any, size: int = 1) -> Lead:
     mean = values.mean(-1)
     deviation = values.std(-1, ddof=1) if n > 1 else np.full(mean.shape, math.inf)
     half = deviation * stdtrit(max(n - 1, 1), 1 - alpha / size / 2) / math.sqrt(n)
-    return Lead(mean, mean - half, mean + half, deviation, n)
+    may_be_more, may_be_less = differences.any_of_first(n)
+    low = np.where(may_be_less, -math.inf, mean - half)
+    high = np.where(may_be_more, math.inf, mean + half)
+    return Lead(mean, low, high, deviation, n)
 
 
-def best_over_best(log_ratios: Sequence[Sequence[Any]]) -> Lead:
+def best_over_best(log_ratios: Sequence[Sequence[Differences]]) -> Lead:
     """Returns the lead of the best contender of one side over the best of the other.
 
     Args:
@@ -150,7 +185,8 @@ def repeats_needed(
 ) -> int | None:
     """Returns after which look something can be concluded with a chance of POWER.
 
-    Mean and deviation are taken to stay as they are.
+    Mean and deviation are taken to stay as they are, and so are ends that are infinite: whoever did
+    not always reach the target cannot come to be ahead.
 
     Args:
         lead: the lead so far.
@@ -161,6 +197,7 @@ def repeats_needed(
     Returns:
         The number of repeats; None if no look would do.
     """
+    import numpy as np
     from scipy.special import ndtr, stdtrit
 
     if lead.n < 2:
@@ -168,19 +205,25 @@ def repeats_needed(
     least = math.log1p(margin)
     mean = float(lead.mean)
     deviation = max(float(lead.deviation), 1e-9)
+    can_be_ahead = lead.low > -math.inf
+    can_be_behind = lead.high < math.inf
+    can_be_level = can_be_ahead and can_be_behind and not against_machine
     for number, n in enumerate(LOOKS, 1):
         error = deviation / math.sqrt(n)
         half = error * float(stdtrit(n - 1, 1 - _error_of_look(number) / size / 2))
         # A mean beyond `outside` is a lead. A mean within `inside` is level. Between them is open.
         outside = max(least, half)
         inside = least - half
-        if against_machine:
-            edges = [outside, inside]
-        else:
-            inside = max(inside, 0.0)
-            edges = [outside, inside, -inside, -outside]
-        below = [ndtr((edge - mean) / error) for edge in edges]
-        chance = 1 - sum(below[::2]) + sum(below[1::2])
+        behind = inside if against_machine else -outside
+        edges = np.array([outside, behind, inside, -inside])
+        below_outside, below_behind, below_inside, below_level = ndtr((edges - mean) / error)
+        chance = 0.0
+        if can_be_ahead:
+            chance += 1 - below_outside
+        if can_be_behind:
+            chance += below_behind
+        if can_be_level and inside > 0:
+            chance += below_inside - below_level
         if n > lead.n and chance >= POWER:
             return n
     return None

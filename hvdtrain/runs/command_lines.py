@@ -40,7 +40,12 @@ def _config(run: Run) -> RunConfig:
 
 
 def compare_command(
-    runs: Sequence[Run], repeats: int, add: Iterable[str] = (), longer: str = "", trainings: int = 0
+    runs: Sequence[Run],
+    repeats: int,
+    add: Iterable[str] = (),
+    longer: str = "",
+    trainings: int = 0,
+    decide_by: str = "",
 ) -> str:
     """Returns the `hvdtrain compare` command that compares what these runs compared.
 
@@ -51,13 +56,19 @@ def compare_command(
             runs do.
         trainings: how many whole runs follow the sprints, if there are sprints; 0 for as many as
             there were.
+        decide_by: --decide-by, if it is not the default.
     """
     configs = [_config(run) for run in runs]
-    words = _sizes(runs, add)
+    left_out = _SET_BY_COMPARE | LENGTHS
+    words: list[str] = []
+    if decide_by:
+        words = ["--decide-by", decide_by]
+        left_out.add("stop_at_target")
+    words += _sizes(runs, add)
     words += _place([run for run in runs if not run.kind.one_machine])
     words += _lengths(runs, configs, longer, trainings)
     for field in dataclasses.fields(RunConfig):
-        if field.name not in _SET_BY_COMPARE | LENGTHS:
+        if field.name not in left_out:
             words += _option(field, runs, configs)
     seed = configs[0].seed - runs[0].manifest.repeat + 1
     if seed > 0:

@@ -11,6 +11,7 @@ from hvdtrain.reporting.rule import (
     LEVEL,
     LOOKS,
     OPEN,
+    Differences,
     best_over_best,
     estimate_lead,
     judge,
@@ -31,7 +32,8 @@ def speeds(seed, ratios, spread):
 
 
 def at(some, others, repeats, asked=judge):
-    return asked(best_over_best([[(a - b)[:, :repeats] for b in others] for a in some]), MARGIN)
+    pairs = [[Differences((a - b)[:, :repeats]) for b in others] for a in some]
+    return asked(best_over_best(pairs), MARGIN)
 
 
 def first_word(some, others, most=LOOKS[-1], stops=(AHEAD, BEHIND, LEVEL), asked=judge):
@@ -93,7 +95,7 @@ def test_one_machine_that_is_faster_than_each_of_three_is_found_in_five_noisy_re
 
 
 def test_four_repeats_say_nothing_and_between_two_looks_nothing_new():
-    ahead = [[[math.log(2.0)] * 4]]
+    ahead = [[Differences([math.log(2.0)] * 4)]]
     assert judge(best_over_best(ahead), MARGIN) == OPEN
     assert [last_look(n)[0] for n in (1, 4, 5, 6, 9, 10, 99)] == [1, 4, 5, 5, 7, 10, 56]
     assert sum(last_look(n)[1] for n in LOOKS) <= 0.05
@@ -101,13 +103,12 @@ def test_four_repeats_say_nothing_and_between_two_looks_nothing_new():
 
 def test_the_repeats_that_are_said_to_be_needed_find_a_word_in_four_of_five():
     for ratio in (1.0, 1.06, 1.2):
-        pilot = estimate_lead(math.log(ratio) + np.array([-0.05, 0.05, 0.0, -0.04, 0.04]))
+        logs = math.log(ratio) + np.array([-0.05, 0.05, 0.0, -0.04, 0.04])
+        pilot = estimate_lead(Differences(logs))
         needed = repeats_needed(pilot, MARGIN, size=1)
         spread = pilot.deviation / math.sqrt(2)
         found = at(speeds(10, [ratio], spread), speeds(11, [1], spread), needed)
         assert np.mean(found != OPEN) >= 0.75
-    noisy = estimate_lead([1.0, -1.0])
-    assert (
-        repeats_needed(noisy, MARGIN, size=1) is None
-        and repeats_needed(estimate_lead([0.1]), MARGIN, 1) == 5
-    )
+    noisy = estimate_lead(Differences([1.0, -1.0]))
+    assert repeats_needed(noisy, MARGIN, size=1) is None
+    assert repeats_needed(estimate_lead(Differences([0.1])), MARGIN, 1) == 5

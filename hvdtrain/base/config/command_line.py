@@ -93,6 +93,7 @@ GROUPS = {
     "Hosts": ("hosts", "hostfile", "launcher", "interface", "sync_dst_dir", "secrets"),
     "Devices": ("device", "threads", "precision", "share_gpu", "compile", "deterministic"),
     "Measuring": (
+        "decide_by",
         "target_accuracy",
         "stop_at_target",
         "margin",

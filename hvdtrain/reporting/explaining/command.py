@@ -1,7 +1,9 @@
 """`hvdtrain explain`: from the run folder alone."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,6 +29,7 @@ def explain(
     hvdtrain explain runs/ring
     hvdtrain explain runs/ring --plot steps.png
     hvdtrain explain runs/ring runs/ps-async --json explained.json
+    hvdtrain explain runs/comparison
 
     Everything comes from the recorded steps in the run folder. A straggler is slow for a fifth of
     the run or more: even its quicker steps take 1.5 times as long as the others' or longer, and the
@@ -38,29 +41,60 @@ def explain(
     none is a straggler), `absent_s`, from when to when a rank that was lost or left was away,
     `left_out`, such ranks that took too few steps to be explained, `parts` of a step in seconds,
     and `what_if`: samples/s of all workers.
+
+    Of a comparison's folder it says whether steps or samples made the difference: of the time to
+    the target, how much was due to seconds a sample, and how much to the samples that it took.
     """
     from hvdtrain.base.console import Console
     from hvdtrain.reporting.explaining.explained import explain_run
     from hvdtrain.reporting.explaining.heatmap import heatmap
     from hvdtrain.reporting.explaining.step_picture import one_step
+    from hvdtrain.reporting.explaining.to_target import is_comparison, parts_of_differences
     from hvdtrain.reporting.plot_style import save
 
+    comparisons = [folder for folder in runs if is_comparison(folder)]
     for option, file in (("--plot", plot), ("--timeline", timeline)):
-        if file and file.suffix not in (".png", ".svg", ".pdf"):
-            raise UsageError(f"{option} {file}: end its name in .png, .svg or .pdf")
-    explanations = [explain_run(folder) for folder in runs]
+        _check_picture(option, file, comparisons)
+    differences: list[dict[str, Any]] = []
+    for folder in comparisons:
+        differences += parts_of_differences(folder)
+    explanations = [explain_run(folder) for folder in runs if folder not in comparisons]
     if timeline:
         folders = {explained.title: explained.run.folder for explained in explanations}
         save(one_step(folders), timeline)
+    console = Console(stderr=str(json_file) == "-")
+    for difference in differences:
+        console.print(difference["says"], soft_wrap=True)
     for explained in explanations:
-        explained.show(Console(stderr=str(json_file) == "-"))
+        explained.show(console)
     if plot:
         timelines = {explained.title: explained.timeline for explained in explanations}
         save(heatmap(timelines), plot)
     if json_file:
-        data = [explained.data for explained in explanations]
-        text = json.dumps(data[0] if len(data) == 1 else data, indent=2) + "\n"
-        if str(json_file) == "-":
-            click.echo(text, nl=False)
-        else:
-            write_whole(json_file, text)
+        _write([*differences, *(explained.data for explained in explanations)], json_file)
+
+
+def _check_picture(option: str, file: Path | None, comparisons: Sequence[Path]) -> None:
+    """Refuses a picture that cannot be drawn.
+
+    Args:
+        option: names the picture.
+        file: where it goes; None if it was not asked for.
+        comparisons: the folders that are no runs.
+
+    Raises:
+        UsageError: the file has another ending, or there are comparisons.
+    """
+    if file and file.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"{option} {file}: end its name in .png, .svg or .pdf")
+    if file and comparisons:
+        raise UsageError(f"{option} is of runs: {comparisons[0]} is a comparison")
+
+
+def _write(data: Sequence[dict[str, Any]], file: Path) -> None:
+    """Writes the figures, or prints them if the file is `-`."""
+    text = json.dumps(data[0] if len(data) == 1 else data, indent=2) + "\n"
+    if str(file) == "-":
+        click.echo(text, nl=False)
+    else:
+        write_whole(file, text)
