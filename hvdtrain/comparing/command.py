@@ -294,9 +294,13 @@ def compare(
     check_used(requested, given_options(ctx, ctx.params), config, axes)
     earlier = find_finished(folder)
     state = ComparisonState(folder)
-    asked = experiment(config, sprint_s, requested) | {DECIDE_BY: decided_by}
-    state.set_experiment(asked, nothing_counts=not earlier)
     given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
+    looks_for_rates = decided_by == TIME_TO_TARGET and "lr" not in given
+    asked = experiment(config, sprint_s, requested) | {
+        DECIDE_BY: decided_by,
+        "learning rates": "looked for" if looks_for_rates else "as given",
+    }
+    state.set_experiment(asked, nothing_counts=not earlier)
     if config.script:
         given.add("wait_for")  # a script has no choice of it
     search = Search(_compared_options(axes, given), tune or 0.0, before_whole_runs=not sprint_s)
@@ -315,6 +319,7 @@ def compare(
         number_of_trainings,
         search,
         decided_by,
+        looks_for_rates=looks_for_rates,
     )
     if dry_run:
         _check_folder(config.dataset)
@@ -337,7 +342,12 @@ def _print_plan(job: Comparison, secrets: Collection[str]) -> None:
         lines.append(f"tried first, of {side}: {number}: {', '.join(names)}")
     requested_runs = [run for run in job.runs() if not run.is_extra]
     lines += dry_run_lines(requested_runs, job.folder, secrets)
-    possible = [*sprints, *job.possible_whole_runs()]
+    trials = job.trials_left()
+    for name, of_contender in grouped(trials, lambda run: run.config.mode).items():
+        rates = sorted({run.config.lr for run in of_contender})
+        numbers = ", ".join(f"{rate:g}" for rate in rates)
+        lines.append(f"tried first, in {len(of_contender)} trainings of {name}: --lr {numbers}")
+    possible = [*sprints, *trials, *job.possible_whole_runs()]
     lines.append(forecast(requested_runs, possible, job.progress.kept, job.state))
     click.echo("\n".join(lines))
 

@@ -6,14 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Struct, ValidationError, convert, structs, to_builtins
 
 from hvdtrain.base.config.untrusted import LARGEST_DOCUMENT, parse_json, read_whole
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import three_digits, with_noun
 from hvdtrain.comparing.grid import Planned
-from hvdtrain.reporting.conduct import SPEED, TIME_TO_TARGET, Conduct, LeftOut, Tried
+from hvdtrain.reporting.conduct import (
+    SPEED,
+    TIME_TO_TARGET,
+    Conduct,
+    FoundRate,
+    LeftOut,
+    Tried,
+    TriedRate,
+)
 
 # The number of training images until the images were looked at.
 GUESSED_SAMPLES = 1500
@@ -39,6 +47,7 @@ class ComparisonState:
             `left_out`: why a search left it out; empty if it stays. The key is missing until a
             search has decided on the contender.
         disturbed: why each sprint was set aside that ran beside other work.
+        rates: the learning rates that were found.
         samples: the number of training images. It is not in the file.
     """
 
@@ -48,25 +57,30 @@ class ComparisonState:
         self.experiment: dict[str, Any]
         self.contenders: dict[str, dict[str, Any]]
         self.disturbed: list[str]
+        self.rates: list[FoundRate]
         try:
             content = parse_json(read_whole(self.path, LARGEST_DOCUMENT))
             self.experiment = dict(content["asked"])
             self.contenders = dict(content["contenders"])
             self.disturbed = list(content.get("disturbed", []))
+            self.rates = convert(content.get("rates", []), list[FoundRate])
         # There is no file yet, or somebody else has written it.
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, ValidationError):
             self._clear()
 
     def _clear(self) -> None:
         self.experiment = {}
         self.contenders = {}
         self.disturbed = []
+        self.rates = []
 
     def save(self) -> None:
         """Writes comparison.json."""
         content: dict[str, Any] = {"asked": self.experiment, "contenders": self.contenders}
         if self.disturbed:
             content["disturbed"] = self.disturbed
+        if self.rates:
+            content["rates"] = to_builtins(self.rates)
         write_whole(self.path, json.dumps(content, indent=2) + "\n")
 
     # What all runs have in common
@@ -110,6 +124,10 @@ class ComparisonState:
         """Returns whether a search has decided on a run's contender."""
         return "left_out" in self._find(run)
 
+    def found_rate(self, run: Planned) -> FoundRate | None:
+        """Returns the learning rate that was found for a run's contender; None if none was."""
+        return next((rate for rate in self.rates if run.contender in rate.of), None)
+
     def rounds(self) -> int:
         """Returns how many rounds of sprints searches have had in this folder."""
         numbers = [0]
@@ -136,6 +154,17 @@ class ComparisonState:
     def keep(self, run: Planned) -> None:
         """Notes that a search keeps a run's contender, unless it has been left out."""
         self._entry(run).setdefault("left_out", "")
+
+    def note_rate(self, rate: FoundRate) -> None:
+        """Notes a learning rate that was found, and saves the state."""
+        self.rates.append(rate)
+        self.save()
+
+    def share_rate(self, rate: FoundRate, names: Sequence[str]) -> None:
+        """Notes that a rate that was found is that of these contenders too, and saves the state."""
+        of = list(dict.fromkeys([*rate.of, *names]))
+        self.rates[self.rates.index(rate)] = structs.replace(rate, of=of)
+        self.save()
 
     def note_sprint(self, run: Planned, samples_per_s: float, seconds: float) -> None:
         """Notes a sprint of a search.
@@ -209,10 +238,12 @@ def conducted(folders: Sequence[Path]) -> Conduct:
     left_out = []
     disturbed = 0
     measures = set()
+    rates: list[FoundRate] = []
     tried: dict[str, Tried] = {}
     for folder in folders:
         state = ComparisonState(folder)
         disturbed += len(state.disturbed)
+        rates += state.rates
         measures.add(state.experiment.get(DECIDE_BY))
         for name, entry in state.contenders.items():
             why = entry.get("left_out")
@@ -224,7 +255,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
                 before = tried.get(family, Tried(0, 0.0))
                 tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
     decided_by = TIME_TO_TARGET if measures == {TIME_TO_TARGET} else SPEED
-    return Conduct(left_out, disturbed, dict(sorted(tried.items())), decided_by)
+    return Conduct(left_out, disturbed, dict(sorted(tried.items())), rates, decided_by)
 
 
 def tried_lines(folder: Path) -> dict[str, list[str]]:
@@ -234,16 +265,40 @@ def tried_lines(folder: Path) -> dict[str, list[str]]:
         The lines by title; empty if there was no search.
     """
     by_side: dict[str, list[tuple[str, list[float]]]] = {}
-    for name, entry in ComparisonState(folder).contenders.items():
+    state = ComparisonState(folder)
+    for name, entry in state.contenders.items():
         sprints = _read_sprints(entry)
         if sprints:
             by_side.setdefault(sprints.side, []).append((name, sprints.samples_per_s))
+    told = _lines_of_rates(state.rates)
     if not by_side:
-        return {}
+        return told
     lines = []
     for side, settings in sorted(by_side.items()):
         settings.sort(key=lambda setting: -max(setting[1], default=0.0))
         each = [f"{name} {', '.join(map(three_digits, speeds))}" for name, speeds in settings]
         number = with_noun(len(settings), "setting")
         lines.append(f"{side}: {number}; samples/s of each sprint: {'; '.join(each)}")
-    return {f"What was tried: {', '.join(sorted(by_side))}": lines}
+    return {f"What was tried: {', '.join(sorted(by_side))}": lines} | told
+
+
+def _lines_of_rates(rates: Sequence[FoundRate]) -> dict[str, list[str]]:
+    """Returns what each learning rate came to, by title; empty if none was looked for."""
+    if not rates:
+        return {}
+    lines = []
+    for rate in rates:
+        by_rate = sorted(rate.tried, key=lambda tried: tried.lr)
+        each = "; ".join(map(_rate_words, by_rate))
+        lines.append(f"{', '.join(rate.of)}, by trainings of {rate.trained}: {each}")
+    return {"Which learning rates were tried": lines}
+
+
+def _rate_words(tried: TriedRate) -> str:
+    """Returns `0.0003: 3 of 3 reached the target, after 4,120 samples, accuracy 0.910`."""
+    words = f"{tried.lr:g}: {tried.reached} of {tried.trainings} reached the target"
+    if tried.samples is not None:
+        words += f", after {tried.samples:,.0f} samples"
+    if tried.accuracy is not None:
+        words += f", accuracy {tried.accuracy:.3f}"
+    return words

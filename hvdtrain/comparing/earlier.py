@@ -36,6 +36,7 @@ OWN_FOLDERS = (
     "runs",
     "logs",
     "pilot",
+    "rates",
     "unfinished",
     "disturbed",
 )

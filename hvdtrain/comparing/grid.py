@@ -172,6 +172,10 @@ class Planned:
         """Returns the run with other values of these options."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **options))
 
+    def with_variant(self, variant: str) -> "Planned":
+        """Returns the run with another variant in its name."""
+        return dataclasses.replace(self, variant=variant)
+
     def as_repeat(self, repeat: int) -> "Planned":
         """Returns the run as the repeat of this number, with the repeat's seed."""
         return self.with_options(repeat=repeat, seed=self.config.seed + repeat - self.config.repeat)

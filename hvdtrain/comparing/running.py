@@ -18,6 +18,7 @@ from hvdtrain.comparing.earlier import match, set_aside
 from hvdtrain.comparing.forecast import expected_seconds, total_seconds
 from hvdtrain.comparing.grid import Planned, in_rounds
 from hvdtrain.comparing.progress import Progress
+from hvdtrain.comparing.rates import find_rates, groups, trials_of, with_found_rates
 from hvdtrain.comparing.search import Search, sides
 from hvdtrain.comparing.selection import contenders_to_repeat, contenders_to_train
 from hvdtrain.launch.forking import can_be_forked, fork_server
@@ -54,6 +55,7 @@ class Comparison:
             one, and a second if the answer hangs on it.
         search: leaves out some contenders first; None if all are repeated.
         decided_by: what decides: see Conduct.
+        looks_for_rates: whether the learning rate of each mathematics is looked for first.
 
     Attributes:
         number_of_trainings: how many whole runs of each mathematics there are.
@@ -72,9 +74,10 @@ class Comparison:
         number_of_trainings: int | None,
         search: Search | None = None,
         decided_by: str = SPEED,
+        looks_for_rates: bool = False,
     ) -> None:
         self.folder = folder
-        self.contenders = contenders
+        self.contenders = with_found_rates(contenders, state) if looks_for_rates else contenders
         self.state = state
         self.sprint_s = sprint_s
         self.repeats = repeats
@@ -82,6 +85,7 @@ class Comparison:
         self.may_train_again = number_of_trainings is None
         self.search = search
         self.decided_by = decided_by
+        self.looks_for_rates = looks_for_rates
         kept = match(earlier, self._all_possible_runs(), folder)
         self.progress = Progress(kept, finished={run.name: run for run in earlier.values()})
         self._began = time.monotonic()
@@ -106,6 +110,16 @@ class Comparison:
             return []
         return self.progress.sprints_left(self.search.certain_sprints(self.contenders, self.state))
 
+    def trials_left(self) -> list[Planned]:
+        """Returns about the trainings that are to find learning rates, as far as none was found."""
+        if not self.looks_for_rates:
+            return []
+        trials: list[Planned] = []
+        for group in groups(self._expected_contenders()):
+            if not any(map(self.state.found_rate, group)):
+                trials += trials_of(group)
+        return trials
+
     def possible_whole_runs(self) -> list[Planned]:
         """Returns the whole runs that follow if the answer hangs on them."""
         if not self.may_train_again:
@@ -114,7 +128,8 @@ class Comparison:
 
     def _left(self) -> list[Planned]:
         """Returns the runs that are left to do, as far as they are known."""
-        return [*self.sprints_left(), *self.progress.left(self.runs())]
+        to_try = [*self.sprints_left(), *self.trials_left()]
+        return [*to_try, *self.progress.left(self.runs())]
 
     def _expected_contenders(self) -> list[Planned]:
         """Returns the contenders that are repeated, as far as the search has decided."""
@@ -172,6 +187,8 @@ class Comparison:
             self._task = self._bar and self._bar.add_task("", total=None)
             if self.search:
                 self._run_search(self.search)
+            if self.looks_for_rates:
+                self._find_rates()
             self._run_repeats(margins, until_sure)
         return list(self.progress.failed)
 
@@ -188,6 +205,39 @@ class Comparison:
         for name, settings in sides(repeated).items():
             best = max(settings, key=self.state.speed)
             best.config.write(self.folder / f"tuned-{name}.toml", workers=best.workers)
+
+    def _find_rates(self) -> None:
+        """Finds the learning rate of each mathematics, at which its contenders are repeated."""
+        contenders = contenders_to_repeat(self.contenders, self.state)
+        for rate in find_rates(contenders, self.state, self._train_for_rate):
+            self.console.print(f"learning rate of {', '.join(rate.of)}: {rate.found:g}")
+        self.contenders = with_found_rates(self.contenders, self.state)
+
+    def _train_for_rate(self, planned: Planned) -> Run | None:
+        """Does a training of the search for learning rates, in `rates/`.
+
+        Returns:
+            The finished training, which an earlier call may have done; None if it failed.
+        """
+        run = planned.with_variant(f"{planned.variant}-lr{planned.config.lr:g}")
+        out = self.folder / "rates" / run.name
+        if (out / "summary.json").is_file():
+            return load_run(out)
+        set_aside(self.folder, out)
+        self.progress.started += 1
+        began = time.monotonic()
+        expected_end = began + expected_seconds(planned, self.state)
+        left_s = total_seconds(self._left(), self.state)
+        finished = self._finish(run, out, lambda: self._show(run.name, expected_end, left_s))
+        if isinstance(finished, str):
+            self.console.print(f"tried first: {run.name}: FAILED: {finished}")
+            return None
+        took_s = time.monotonic() - began
+        summary = finished.summary
+        speed = summary.samples_per_s or 0.0
+        self.state.note_finished(planned, speed, took_s, summary.samples or 0.0)
+        self.console.print(f"tried first: {run.name}: {_result(finished)}, {took_s:.0f} s in all")
+        return finished
 
     def _run_repeats(self, margins: Margins, until_sure: bool) -> None:
         """Does the repeats and, after as many as an answer needs, the whole runs."""

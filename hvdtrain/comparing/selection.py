@@ -43,7 +43,7 @@ def contenders_to_train(
         least_speed = HALF * max(machine_speeds, default=0.0)
         fast_enough = [run for run in rivals if state.speed(run) >= least_speed]
         whole_runs = [dataclasses.replace(run, after_sprints=True) for run in fast_enough]
-        for alike in grouped(whole_runs, _steps).values():
+        for alike in grouped(whole_runs, steps_of).values():
             trained = [run for run in alike if run.name in done]
             candidates = trained or alike
             chosen.append(
@@ -52,7 +52,7 @@ def contenders_to_train(
     return chosen
 
 
-def _steps(run: Planned) -> Hashable:
+def steps_of(run: Planned) -> Hashable:
     """Returns what a run's steps compute, and from how many samples.
 
     The batch of one process may differ from the global batch of several workers.

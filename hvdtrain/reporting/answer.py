@@ -301,6 +301,7 @@ def _figures(evidence: Evidence, command: NextCommand) -> dict[str, Any]:
         "beside": "ring" if reference.family == modes.RING else reference.label,
         "runs": figures.rows(contenders, reference),
         "tried": to_builtins(dict(evidence.conduct.tried)),
+        "rates": to_builtins(list(evidence.conduct.rates)),
         "left_out": _left_out(evidence),
         "disturbed": evidence.conduct.disturbed,
     }

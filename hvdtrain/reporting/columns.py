@@ -213,9 +213,12 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, run: Run) -> "Setting":
-        """Returns the setting of a run. Learning rates that read the same are equal."""
+        """Returns the setting of a run. Learning rates that read the same are equal.
+
+        Rates that were looked for around the same one are of one setting.
+        """
         manifest = run.manifest
-        lr = float(f"{manifest.lr or 0:.4g}")
+        lr = float(f"{manifest.lr_around or manifest.lr or 0:.4g}")
         return cls(manifest.model or "", manifest.global_batch or 0, lr, manifest.slow.asked)
 
     @classmethod

@@ -33,6 +33,52 @@ class Tried(Struct, frozen=True):
     seconds: float
 
 
+class TriedRate(Struct, frozen=True):
+    """A learning rate that was tried before the comparison.
+
+    Attributes:
+        lr: the rate.
+        trainings: how often it was trained.
+        reached: how many of the trainings reached the target.
+        samples: the mean samples to the target of those that reached it; None if none did.
+        accuracy: the mean validation accuracy in the end; None if all failed.
+    """
+
+    lr: float
+    trainings: int
+    reached: int
+    samples: float | None = None
+    accuracy: float | None = None
+
+
+class FoundRate(Struct, frozen=True):
+    """The learning rate that was found for all contenders of one mathematics.
+
+    Attributes:
+        of: the contenders.
+        trained: the contender that was trained at all rates.
+        around: the rate that was given.
+        found: the rate that was found.
+        trainings: how many trainings were spent, of all rates together.
+        seconds: how long they trained.
+        tried: each rate.
+    """
+
+    of: Sequence[str]
+    trained: str
+    around: float
+    found: float
+    trainings: int
+    seconds: float
+    tried: Sequence[TriedRate] = ()
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Whether it is the least or the largest rate that was tried."""
+        rates = [tried.lr for tried in self.tried]
+        return bool(rates) and self.found in (min(rates), max(rates))
+
+
 class Conduct(Struct, frozen=True):
     """What was done beside the runs that count.
 
@@ -41,10 +87,12 @@ class Conduct(Struct, frozen=True):
         disturbed: how many sprints were set aside, because their hosts did other work meanwhile,
             and run again.
         tried: how each side was tried, by family.
+        rates: the learning rates that were found, one of each mathematics.
         decided_by: the name of the measure that decides: see measures.MEASURES.
     """
 
     left_out: Sequence[LeftOut] = ()
     disturbed: int = 0
     tried: Mapping[str, Tried] = {}
+    rates: Sequence[FoundRate] = ()
     decided_by: str = SPEED

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
-from hvdtrain.base.formatting import in_minutes
+from hvdtrain.base.formatting import in_minutes, three_digits
 from hvdtrain.reporting import fairness, figures, page, plot_style
 from hvdtrain.reporting.answer import UNKNOWN_CONDUCT, Answer, reach_answer
 from hvdtrain.reporting.comparisons import ComparedRuns, split_into_comparisons
@@ -22,7 +22,7 @@ from hvdtrain.reporting.measures import speed_runs
 from hvdtrain.reporting.page import Plot
 from hvdtrain.reporting.reference_tables import build_table, load_preset
 from hvdtrain.reporting.results import Row, cost_table, result_rows
-from hvdtrain.reporting.subject import links_words, subject
+from hvdtrain.reporting.subject import links_words, pushes_words, subject
 from hvdtrain.reporting.table import Table, markdown, rich_table, words_table
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
@@ -55,6 +55,7 @@ class Content:
         left_out: contenders that a search left out, and why, a line each.
         tried: how many settings each side had, and who was left out, in a line; empty without a
             search.
+        rates: the learning rates that were found, in a line; empty if none was looked for.
     """
 
     comparisons: list[tuple[ComparedRuns, Answer]]
@@ -67,6 +68,7 @@ class Content:
     reference: Table | None = None
     left_out: Sequence[str] = ()
     tried: str = ""
+    rates: str = ""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -121,7 +123,8 @@ class Content:
             note = _SIZES_NOTE + _MEANS_NOTE if has_servers else _MEANS_NOTE
             if answer.data["by_speed"]:
                 note += _SOONER_NOTE
-            console.print(note, style="dim italic", soft_wrap=True)
+            for line in filter(None, (note, pushes_words(compared))):
+                console.print(line, style="dim italic", soft_wrap=True)
             if number == len(self.answered):
                 self._show_notes(console)
             console.print()
@@ -133,8 +136,8 @@ class Content:
             more = len(self.omitted) - 1
             rest = f"; {more} more: see report.html" if more else ""
             console.print(self.omitted[0] + rest, soft_wrap=True)
-        if self.tried:
-            console.print(self.tried, soft_wrap=True)
+        for line in filter(None, (self.tried, self.rates)):
+            console.print(line, soft_wrap=True)
 
     def markdown(
         self,
@@ -173,7 +176,7 @@ class Content:
             page.details("More plots", *map(page.plot, plots[UNFOLDED:])),
             page.details(f"What to keep in mind: {len(doubts)}", *page.listed(list(doubts))),
             page.details(f"Not in the tables and plots: {len(left_out)}", *page.listed(left_out)),
-            page.plain(self.tried) if self.tried else "",
+            *map(page.plain, filter(None, (self.tried, self.rates))),
             *more_details,
             page.details(f"What was equal: {len(self.equal)} things", _CHECKED, markdown(equal)),
             page.details("Machine and versions", markdown(self._machine_table())),
@@ -208,9 +211,8 @@ class Content:
                     parts.append(f"**{label}** {page.code(text)}")
                 else:
                     parts.append(page.plain(text, label))
-            links = links_words(compared)
-            if links:
-                parts.append(page.plain(links))
+            words = (links_words(compared), pushes_words(compared))
+            parts += map(page.plain, filter(None, words))
             parts.append(markdown(figures.table(answer.data)))
         return "\n\n".join(parts)
 
@@ -220,7 +222,7 @@ def _answer_lines(compared: ComparedRuns, answer: Answer) -> list[tuple[str, str
     lines = [(answer.headline, subject(compared)), ("because", answer.because)]
     parts = answer.data["steps_and_samples"]
     by_speed = answer.data["by_speed"]
-    if by_speed and parts:
+    if by_speed and parts and answer.is_known:
         lines.append(("explain", parts["says"]))
     if by_speed:
         lines.append(("by speed", f"{by_speed['answer']}: {by_speed['because']}"))
@@ -289,6 +291,7 @@ def collect(
         reference=build_table(preset, finished) if preset else None,
         left_out=[f"{left.run}: left out, {left.why}" for left in conduct.left_out],
         tried=_tried_words(conduct),
+        rates=_rates_words(conduct),
     )
 
 
@@ -326,6 +329,21 @@ def _tried_words(conduct: Conduct) -> str:
     return (
         f"settings tried first, in sprints that do not count: {', '.join(tried)}; "
         f"left out: {left_out}"
+    )
+
+
+def _rates_words(conduct: Conduct) -> str:
+    """Returns which learning rates were found; empty if none was looked for."""
+    if not conduct.rates:
+        return ""
+    found = []
+    for rate in conduct.rates:
+        spent = f"{rate.trainings} trainings, {three_digits(rate.seconds)} s"
+        found.append(f"{rate.found:g} for {', '.join(rate.of)} ({spent})")
+    tried = conduct.rates[0].tried
+    return (
+        f"learning rates, each the best of {len(tried)} around {conduct.rates[0].around:g} with "
+        f"seeds that do not count: {'; '.join(found)}"
     )
 
 

@@ -177,6 +177,16 @@ def _missed_target(evidence: Evidence) -> Iterator[str]:
         )
 
 
+def _rates_at_edge(evidence: Evidence) -> Iterator[str]:
+    """Yields learning rates that may be better still beyond those that were tried."""
+    for rate in evidence.conduct.rates:
+        if rate.is_at_edge:
+            yield (
+                f"the best learning rate of {', '.join(rate.of)}, {rate.found:g}, is at the edge of "
+                f"those that were tried around {rate.around:g}: look around another"
+            )
+
+
 def _reached_at_once(evidence: Evidence) -> Iterator[str]:
     """Yields that the first evaluation reached the target, so that the time is not known well."""
     if evidence.contenders.measure is not TIME_TO_TARGET:
@@ -414,6 +424,7 @@ def _bad_images(evidence: Evidence) -> Iterator[str]:
 DOUBTS: Sequence[Doubt] = (
     _not_tried,
     _missed_target,
+    _rates_at_edge,
     _reached_at_once,
     _shared_cores,
     _more_hosts,

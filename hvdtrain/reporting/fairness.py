@@ -171,7 +171,12 @@ _RULES: Sequence[_Rule] = (
     _Rule(
         "global batch and model",
         _batch_and_model,
-        {"lr": "the learning rate for the global batch decides how far a step goes"},
+        {
+            "lr": (
+                "the learning rate for the global batch decides how far a step goes "
+                "(rates may differ that were looked for around the same one, in as many trainings)"
+            )
+        },
     ),
     _Rule("repeat", lambda run: run.manifest.repeat, _in_repeat("seed")),
     _Rule(

@@ -21,6 +21,8 @@ def subject(compared: ComparedRuns) -> str:
     manifest = run.manifest
     batch = f"batch {manifest.global_batch}" if manifest.global_batch else ""
     rate = f"lr {manifest.lr:g}" if manifest.lr else ""
+    if manifest.lr_around:
+        rate = f"lr looked for around {manifest.lr_around:g}"
     what = _join([manifest.model or "", _weights_words(run), manifest.dataset or ""])
     workers = _workers_words(distributed or [run])
     where = f"{workers} on {_place_words(compared, run)}{_link_words(compared)}"
@@ -80,6 +82,25 @@ def _link_words(compared: ComparedRuns) -> str:
     """Returns ` at 0.1 Gbit/s`, the median of the measured links; empty if none was measured."""
     speeds = _measured_gbit(compared)
     return f" at {three_digits(median(speeds))} Gbit/s" if speeds else ""
+
+
+def pushes_words(compared: ComparedRuns) -> str:
+    """Returns what makes a step in the asynchronous modes, where that is the default; else empty.
+
+    The default is no Downpour: it averages as many pushes as there are workers.
+    """
+    modes = {}
+    for kind, runs in compared.by_kind.items():
+        manifest = runs[0].manifest
+        if manifest.push_scale == "softsync" and manifest.look_ahead:
+            modes[kind.mode] = manifest.look_ahead
+    if not modes:
+        return ""
+    ahead = max(modes.values())
+    return (
+        f"{' and '.join(modes)}: N pushes, whoever made them, make a step (1-softsync), of weights "
+        f"predicted for it (--look-ahead {ahead:g}); --push-scale none is MXNet's dist_async"
+    )
 
 
 def links_words(compared: ComparedRuns) -> str:

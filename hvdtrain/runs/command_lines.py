@@ -21,6 +21,8 @@ from hvdtrain.runs.request import CHOICES
 
 # Fields that `compare` sets for each run.
 _SET_BY_COMPARE = {"mode", "servers", "repeat", "seed", "threads", "sprint"}
+# Fields of a learning rate that `compare` has looked for.
+_OF_FOUND_RATE = {"lr", "lr_around", "lr_trainings"}
 # A longer comparison's runs take so many times as long.
 LONGER = 4
 PLACEHOLDERS = {
@@ -64,6 +66,11 @@ def compare_command(
     if decide_by:
         words = ["--decide-by", decide_by]
         left_out.add("stop_at_target")
+    if any(config.lr_around for config in configs):
+        left_out |= _OF_FOUND_RATE  # the command looks for the rate, or finds it in its folder
+    elif decide_by:
+        words += ["--lr", f"{configs[0].lr:g}"]  # or else it would look for the rate
+        left_out.add("lr")
     words += _sizes(runs, add)
     words += _place([run for run in runs if not run.kind.one_machine])
     words += _lengths(runs, configs, longer, trainings)
@@ -208,7 +215,15 @@ def _placeholder(value: str) -> str:
 
 def run_command(run: Run) -> str:
     """Returns the command that trains as this run did, without what a comparison sets."""
-    set_by_compare = ("repeat", "threads", "seed", "snapshot_every", "sprint")
+    set_by_compare = (
+        "repeat",
+        "threads",
+        "seed",
+        "snapshot_every",
+        "sprint",
+        "lr_around",
+        "lr_trainings",
+    )
     defaults = {name: getattr(RunConfig, name) for name in set_by_compare}
     config = dataclasses.replace(_config(run), **defaults)
     launched = run.manifest.launch or Launched("local")

@@ -187,6 +187,17 @@ def _record(run: Run) -> bool | None:
     return run.manifest.record if run.kind.servers else None
 
 
+def _learning_rate(run: Run) -> float | str | None:
+    """Returns the learning rate, or how it was looked for.
+
+    Rates that were found in as many trainings around the same one may differ.
+    """
+    manifest = run.manifest
+    if not manifest.lr_around:
+        return manifest.lr
+    return f"found around {manifest.lr_around:g} in {manifest.lr_trainings} trainings"
+
+
 def _host_count(run: Run) -> int | None:
     return len(run.manifest.hardware.hosts) or None
 
@@ -206,6 +217,7 @@ _COMPARED_BY: dict[str, Callable[[Run], Any]] = {
     "hosts.cores_usable": _usable_cores,
     "placement": placement,
     "record": _record,
+    "lr": _learning_rate,
     "hardware.hosts": _host_count,
     "hardware.gpus": _gpu_models,
 }

@@ -151,6 +151,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     global_batch: Count | None = None
     optimizer: str | None = None
     lr: Figure | None = None
+    lr_around: Figure = 0.0  # 0 for a rate that was given, and not looked for
+    lr_trainings: Count = 0
     effective_lr: Figure | None = None
     schedule: str | None = None
     momentum: float | None = None

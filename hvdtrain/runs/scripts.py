@@ -25,6 +25,8 @@ _OF_OUR_LOOP = (
     "epochs",
     "optimizer",
     "lr",
+    "lr_around",
+    "lr_trainings",
     "schedule",
     "step_epochs",
     "step_factor",

@@ -139,7 +139,8 @@ def test_where_nobody_reaches_the_target_nothing_is_known_and_next_trains_longer
 def test_a_few_repeats_say_nothing_and_next_makes_them_by_time():
     said = decide(trainings(RING2, 130, 4, SPREAD[:3]), trainings(SERVED, 100, 4, SPREAD[:3]))
     assert said.word == UNKNOWN and said.data["repeats_needed"] == 5
-    assert "--decide-by time-to-target " in said.next and said.next.endswith("--repeats 5")
+    words = "--decide-by time-to-target --lr 0.0003 --modes allreduce,ps-sync,single "
+    assert words in said.next and said.next.endswith("--repeats 5")
 
 
 @pytest.mark.parametrize(

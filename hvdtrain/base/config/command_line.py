@@ -69,6 +69,8 @@ GROUPS = {
         "nesterov",
         "per_worker",
         "lr_scaling",
+        "lr_around",
+        "lr_trainings",
         "accumulate",
         "step_epochs",
         "step_factor",

@@ -163,6 +163,15 @@ class RunConfig:
     lr: float = option(
         3e-4, "Learning rate for the global batch.", click.FloatRange(0, min_open=True)
     )
+    lr_around: float = option(
+        0.0,
+        "Set by `compare` where it has looked for --lr: the rate around which it did. A report lets "
+        "learning rates differ where all were found so.",
+        WordOr("none", 0.0, click.FloatRange(0, min_open=True)),
+    )
+    lr_trainings: int = option(
+        0, "Set by `compare`: how many trainings were spent on that.", click.IntRange(0)
+    )
     lr_scaling: str = option(
         "none",
         "With --per-worker: --lr is for one worker, and is multiplied by N (`linear`) or √N "

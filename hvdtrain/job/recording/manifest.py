@@ -64,6 +64,8 @@ GIVEN_OPTIONS = (
     "dataset",
     "optimizer",
     "lr",
+    "lr_around",
+    "lr_trainings",
     "momentum",
     "weight_decay",
     "nesterov",
