@@ -44,8 +44,25 @@ def assert_same_weights(run: Path, other: Path) -> None:
     )
     parameters, statistics = initial(other)
     for start in filter(None, (parameters, statistics)):
-        apart = distance(*(as_vector(named, start) for named in (tensors, reference, start)))
-        assert apart <= TOLERANCE, f"{apart:.1e} of the way trained, where {TOLERANCE:.0e} may be"
+        assert_close(tensors, reference, start)
+
+
+def assert_same_weights_of_script(run: Path, other: Path) -> None:
+    """Asserts the same of jobs of a script, of which the other was asked to be --deterministic:
+    then it keeps what it began with.
+    """
+    tensors, reference, start = (
+        load_file(folder / "snapshots" / f"{name}.safetensors")
+        for folder, name in ((run, "final"), (other, "final"), (other, "initial"))
+    )
+    assert tensors.keys() == reference.keys() == start.keys()
+    assert_close(tensors, reference, start)
+
+
+def assert_close(tensors, reference, start) -> None:
+    """Asserts that training moved what is in `start` to the same, in `tensors` and `reference`."""
+    apart = distance(*(as_vector(named, start) for named in (tensors, reference, start)))
+    assert apart <= TOLERANCE, f"{apart:.1e} of the way trained, where {TOLERANCE:.0e} may be"
 
 
 def initial(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -34,6 +34,7 @@ def test_each_lap_begins_where_the_last_mark_was():
         "backward": 6 + 7,
         "comm": 8,
     }
+    assert clock.lapped_s == sum(first.values()) + sum(second.values())
 
 
 def test_seconds_move_from_one_part_to_another_and_none_are_made():

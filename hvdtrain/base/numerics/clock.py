@@ -97,6 +97,7 @@ class Clock:
 
     Attributes:
         hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
+        lapped_s: seconds of all laps since `start`: what their parts add up to.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, alone: bool = False) -> None:
@@ -105,6 +106,7 @@ class Clock:
         self.marks: list[tuple[str, Any]] = []
         self.last_gradient: Any = None
         self.hidden_s = 0.0
+        self.lapped_s = 0.0
         self._before: Any = None  # when the previous layer ended, if layers are traced
         traced = self._trace_layers(model) if trace.is_on and not self.watch.on_gpu else set()
         for p in trained(model):
@@ -145,6 +147,7 @@ class Clock:
     def start(self) -> None:
         """Begins a lap, at the start of training or after work that does not count."""
         self.marks = [("", self.watch.now())]
+        self.lapped_s = 0.0
 
     def mark(self, part: str) -> None:
         """Ends a part of the lap."""
@@ -178,6 +181,7 @@ class Clock:
         marks = [(part, clock_time(moment)) for part, moment in self.marks]
         waited = [(clock_time(began), clock_time(ended)) for began, ended in waits]
         updated = [(clock_time(began), clock_time(ended)) for began, ended in updates]
+        self.lapped_s += marks[-1][1] - marks[0][1]
         spent = dict.fromkeys(PARTS, 0.0)
         self.hidden_s = seconds_of(cut_to(marks[0][1], marks[-1][1], updated))
         for part, outer_part, (began, ended) in divide(marks, waited, updated):
@@ -240,6 +244,7 @@ class Timer:
     """The seconds of training: those `before`, and from now on."""
 
     def __init__(self, before: float) -> None:
+        self.before = before
         self._began = time.perf_counter() - before
 
     def seconds(self) -> float:

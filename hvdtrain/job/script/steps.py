@@ -207,12 +207,13 @@ class Steps:
 
     def meet(self) -> None:
         """Waits for the other workers, and takes over how far all are together."""
-        elapsed = self.timer.seconds()
+        self.clock.mark("barrier")
+        spent = self.clock.lap()
+        elapsed = self.timer.before + self.clock.lapped_s  # so that the parts add up to it
         if not self.in_lockstep:
             self.sync.idle()  # nobody waits for this worker's pushes
         _, rows = self.sync.group.all_gather([elapsed, self.taken])
         self.history.wall_s = rows[:, 0].max().item()
         self.history.step = round(rows[:, 1].mean().item())
-        self.clock.mark("barrier")
-        spent = self.clock.lap()
+        # This worker has waited until the last one came.
         self.recorder.spend(spent | {"barrier": spent["barrier"] + self.history.wall_s - elapsed})
