@@ -82,6 +82,16 @@ Path(sys.argv[1], "went-on").touch()
 """
 
 
+def test_a_line_on_the_terminal_is_one_write_though_output_is_unbuffered():
+    """Other ranks write to it too, and theirs must not come between a line and its end."""
+    read, write = os.pipe2(os.O_DIRECT)  # what is read at once is what was written at once
+    code = "from hvdtrain.base.system.terminal import tell; tell('a line')"
+    subprocess.run([sys.executable, "-uc", code], stderr=write, timeout=60, check=True)
+    assert os.read(read, 100) == b"hvdtrain: a line\n"
+    os.close(read)
+    os.close(write)
+
+
 def test_a_rank_goes_on_whose_terminal_is_gone(tmp_path):
     master, slave = os.openpty()
     with subprocess.Popen(

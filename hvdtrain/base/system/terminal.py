@@ -64,8 +64,14 @@ def _screen(descriptor: int) -> TextIO:
 
 
 def tell(line: str) -> None:
-    """Prints a line on the user's terminal, whichever rank this is."""
-    print(f"hvdtrain: {line}", file=current.err if current else sys.stderr, flush=True)
+    """Prints a line on the user's terminal, whichever rank this is.
+
+    It is one write, also where PYTHONUNBUFFERED is set: several ranks have one terminal, and another
+    one's line might come between this one and its end.
+    """
+    terminal = current.err if current else sys.stderr
+    terminal.write(f"hvdtrain: {line}\n")
+    terminal.flush()
 
 
 def end_at_once() -> NoReturn:
