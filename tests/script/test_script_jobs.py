@@ -68,7 +68,7 @@ def test_local_steps_whose_mean_is_taken_each_time_have_them_too_and_a_timeline(
     run = tmp_path / "run"
     done = run_script(run, "ps-sync", REGRESSION, options=(*outer, "--trace"))
     assert done.returncode == 0, done.stdout
-    assert_same(run, alone(REGRESSION))
+    assert_same_weights_of_script(run, alone(REGRESSION))
     assert (run / "trace.pftrace").stat().st_size
 
 
