@@ -92,7 +92,7 @@ def _is_file(preset: str) -> bool:
 
 
 def _tuned_options(file: Path) -> dict[str, Any]:
-    """Returns the options of a config.toml, such as --tune leaves, as those of a preset."""
+    """Returns the options of a config.toml, such as --tune leaves, as a preset's options."""
     values = read_config(file)
     # `compare` decides these, or has options of another type for them.
     left_out = {"repeat", "seed", "threads", "sprint", "mode", "servers"}

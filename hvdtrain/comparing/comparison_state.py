@@ -25,7 +25,7 @@ from hvdtrain.reporting.conduct import (
 
 # The number of training images until the images were looked at.
 GUESSED_SAMPLES = 1500
-# Among what runs have in common: what decides.
+# The key in `experiment` of the measure that decides.
 DECIDE_BY = "--decide-by"
 
 
@@ -161,7 +161,7 @@ class ComparisonState:
         self.save()
 
     def share_rate(self, rate: FoundRate, names: Sequence[str]) -> None:
-        """Notes that a rate that was found is that of these contenders too, and saves the state."""
+        """Notes that these contenders share a rate that was found, and saves the state."""
         of = list(dict.fromkeys([*rate.of, *names]))
         self.rates[self.rates.index(rate)] = structs.replace(rate, of=of)
         self.save()

@@ -49,7 +49,7 @@ def find_finished(folder: Path) -> dict[Hashable, Run]:
     """Returns the finished runs of the comparison in a folder; empty if the folder is new.
 
     Returns:
-        The runs, by what no two runs of a comparison have in common.
+        The runs, by a key that is unique to each run.
 
     Raises:
         UsageError: the folder holds something else, or runs of a version with other options.
@@ -87,7 +87,7 @@ def _number_of_hosts(run: Run) -> int:
 
 
 def _key(config: RunConfig, workers: int, hosts: int) -> Hashable:
-    """Returns what no two runs of a comparison have in common.
+    """Returns a key that is unique to each run of a comparison.
 
     Args:
         config: the run's configuration.

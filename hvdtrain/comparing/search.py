@@ -262,7 +262,7 @@ class Search:
     before_whole_runs: bool = False
 
     def group(self, run: Planned) -> Hashable:
-        """Returns what the settings share of which the fastest is looked for."""
+        """Returns the key of the group in which one fastest setting is chosen."""
         config = run.config
         values = []
         for name in SPANNED:
@@ -492,7 +492,7 @@ class _RunningSearch:
             fastest = self._fastest(rivals)
             ratio = self._compare(run, fastest, spread, len(rivals))
             if ratio.high < 1:
-                rule = f"slower than that of {with_noun(len(rivals) + 1, 'setting')}"
+                rule = f"slower than the fastest of {with_noun(len(rivals) + 1, 'setting')}"
                 return self._reason(ratio, fastest, rule)
         if others and not self.search.before_whole_runs:
             fastest = self._fastest(others)

@@ -258,7 +258,7 @@ def state_of(
 def put_together(
     parts: "Iterable[tuple[int, Mapping[str, torch.Tensor]]]", elements: int
 ) -> "dict[str, torch.Tensor]":
-    """Returns the state of all parameters, as `state_of` does, from that of parts of them.
+    """Joins the states of parts of the flat vector into one, as `state_of` returns it.
 
     Args:
         parts: where in the flat vector a part begins, and `state_of` of it, in any order.

@@ -32,8 +32,8 @@ from hvdtrain.job.wire.messages import PushStatus
 class BucketCarrier(Synchroniser):
     """A synchroniser that can also carry buckets that no backward pass fills: see LocalRounds.
 
-    `share_weights` and `carry` take the place of `prepare`, `begin_carrying` that of `begin`, and
-    `send` and `wait_for` that of `wait` and `update`.
+    A mode that exchanges gradients calls `prepare`, `begin`, `wait` and `update`. In their place,
+    LocalRounds calls `share_weights` and `carry`, `begin_carrying`, `wait_for`, and `send`.
 
     Attributes:
         config: the configuration, which decides the optimizer.
@@ -157,10 +157,10 @@ class LocalRounds(Synchroniser):
         local.begin(lr)
 
     def _begin_round(self) -> None:
-        """Does what is to be done before a round's first step."""
+        """Called before a round's first step."""
 
     def _is_new_step(self, leaving: Sequence[int]) -> bool:
-        """Returns what `begin_carrying` takes, of a step after which these buckets leave."""
+        """Returns whether servers count a new step when these buckets are sent."""
         return self.in_lockstep or not self.local.taken
 
     def update(self) -> None:

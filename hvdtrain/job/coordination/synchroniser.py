@@ -46,7 +46,7 @@ NO_STATE = OwnState()
 
 
 class RingBroken(Exception):
-    """Raised on every worker where one is lost and the step came to nothing: see regroup."""
+    """Raised on every worker when a worker is lost and the step has to be repeated: see regroup."""
 
 
 class Synchroniser(ABC):
@@ -62,7 +62,7 @@ class Synchroniser(ABC):
             is pushed.
         waits: when this step waited for weights, from `begin` on, by the stopwatch of the worker's
             device.
-        rounds: what the local steps came to; None without --local-steps.
+        rounds: the figures of the local steps; None without --local-steps.
         ended_round: whether this step ended a round of local steps, of which all workers took the
             same number.
         digest: training.step.digest of this worker's share, set before the step. After the step,
@@ -181,7 +181,11 @@ class Synchroniser(ABC):
         raise NotImplementedError
 
     def update(self) -> None:  # noqa: B027
-        """Applies the optimizer, where it runs on the worker."""
+        """Takes the optimizer's step, where it is taken once all gradients are there.
+
+        So it is in `single`, in `ddp` and with local steps. Other rings take it bucket by bucket as
+        averages come, and servers take it themselves.
+        """
 
     def updates(self) -> Sequence[Stretch]:
         """Returns when the optimizer was at work outside of `update`, since the last call."""

@@ -27,7 +27,7 @@ from hvdtrain.job.wire.requests import Calls
 from hvdtrain.job.wire.shared import SharedMemory
 
 P = ParamSpec("P")
-Waiter = Any  # what a part calls somebody who waits for its answer: a worker, or a tuple with it
+Waiter = Any  # the key under which a part answers who waits: a worker, or a tuple with it
 Answers = Mapping[Any, Any]  # by waiter
 MakeBucket = Callable[[int, torch.Tensor, Mapping[str, Any] | None], Bucket]
 
@@ -137,7 +137,7 @@ class Server:
                 answers = bucket.push(push.without_tensors(), gradient)
                 self._write_down(bucket)
                 future = self._wait_for_answer(bucket, push.worker, answers)
-            answer = self._send(bucket, push.worker, answers)
+            answer = self._complete_waiting(bucket, push.worker, answers)
         finally:
             self.load.handled((bucket, push.worker))
         return answer if future is None else future
@@ -149,7 +149,7 @@ class Server:
         *message: P.args,
         **named: P.kwargs,
     ) -> None:
-        """Has a part handle a message, and answers whoever waited for what came of it."""
+        """Has a part handle a message, and sends the answers that result."""
         self.handle_for(None, part, method, *message, **named)
 
     def handle_for(
@@ -163,7 +163,7 @@ class Server:
         """Has a part handle a message whose caller waits for an answer.
 
         Args:
-            caller: what the part calls the caller in its answers; None where nobody waits.
+            caller: the key under which the part answers the caller; None where nobody waits.
             part: the part of this server.
             method: a method of the part; the rest are its arguments.
 
@@ -177,7 +177,7 @@ class Server:
             answers = method(*message, **named) or {}
             self._write_down(part)
             future = self._wait_for_answer(part, caller, answers)
-        answer = self._send(part, caller, answers)
+        answer = self._complete_waiting(part, caller, answers)
         return answer if future is None else future
 
     @contextmanager
@@ -211,7 +211,7 @@ class Server:
             return None
         return self.pending.setdefault((part, caller), Future())
 
-    def _send(self, part: Part, caller: Waiter, answers: Answers) -> Any:
+    def _complete_waiting(self, part: Part, caller: Waiter, answers: Answers) -> Any:
         """Completes the futures of those who waited; returns the caller's answer."""
         answer_of_caller = None
         for waiter, answer in answers.items():
@@ -295,8 +295,7 @@ class Server:
         """Begins with these weights of a bucket, [bucket] float32.
 
         Args:
-            optimizer: numerics.optimizers.OPTIONS by name; None: those of this server's own
-                configuration.
+            optimizer: numerics.optimizers.OPTIONS by name; None: use this server's configuration.
         """
         former = self.buckets.get(number)
         if former:
