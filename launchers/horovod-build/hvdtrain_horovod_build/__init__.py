@@ -2,7 +2,8 @@
 
 Horovod 0.28.1 is older than torch 2.1 and fails to configure, compile or link against it; what it needs is said to
 cmake on the command line. It is older than OpenMPI 5, too, whose mpirun takes long options with two dashes alone:
-the copy of horovodrun that goes into the wheel is told so, and to pass signals on. Nothing else is touched.
+the copy of horovodrun that goes into the wheel is told so, and to pass signals on. And it is compiled from a copy of
+its source that survives the loss of a rank: see losses. Nothing else is touched.
 """
 
 import os
@@ -11,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from . import cuda
+from . import cuda, losses
 
 # Horovod's CMakeLists sets C++14 per target; torch's headers need C++20, and the gloo that is
 # compiled beside it must agree or linking fails. The last -std on a command line wins.
@@ -49,6 +50,7 @@ def main() -> None:
     ):  # `cmake SOURCE ...` configures; `cmake --build` does not
         check_tools()
         mend_horovodrun(args)
+        args[0] = str(losses.mended_source(Path(args[0]), Path.cwd() / "mended"))
         if "HOROVOD_GPU_OPERATIONS" not in os.environ and any(
             name.startswith("HOROVOD_GPU_") for name in os.environ
         ):
