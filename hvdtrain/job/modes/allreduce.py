@@ -37,11 +37,12 @@ MODE = Mode(
 
 def connect(job: Job, arrival: Arrival | None = None) -> Synchroniser:
     if job.world.elastic:
-        from hvdtrain.job.rings.elastic_allreduce import ElasticRing
+        from hvdtrain.job.rings.elastic_allreduce import connect_elastic
 
-        return ElasticRing(job, arrival)
+        return connect_elastic(job, arrival)
     from hvdtrain.job.buckets.local_rounds import with_local_steps
     from hvdtrain.job.rings.allreduce import AllReduceLane
-    from hvdtrain.job.rings.ring import Ring
+    from hvdtrain.job.rings.ring import Ring, join
 
-    return with_local_steps(Ring(job, AllReduceLane), job)
+    group, backend = join(job)
+    return with_local_steps(Ring(job, group, backend, AllReduceLane), job)

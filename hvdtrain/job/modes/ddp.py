@@ -28,9 +28,9 @@ MODE = Mode(
 
 def connect(job: Job, arrival: Arrival | None = None) -> Synchroniser:
     if job.world.elastic:
-        from hvdtrain.job.rings.elastic_ddp import ElasticDdp
+        from hvdtrain.job.rings.elastic_ddp import connect_elastic
 
-        return ElasticDdp(job, arrival)
+        return connect_elastic(job, arrival)
     from hvdtrain.job.buckets.local_rounds import with_local_steps
     from hvdtrain.job.rings.ddp import join
 

@@ -15,7 +15,7 @@ from hvdtrain.base.modes import RING, Mode
 if TYPE_CHECKING:
     from hvdtrain.job.coordination.job import Job
     from hvdtrain.job.coordination.joining import Arrival
-    from hvdtrain.job.rings.ring import Ring
+    from hvdtrain.job.coordination.synchroniser import Synchroniser
 
 MODE = Mode(
     family=RING,
@@ -30,11 +30,13 @@ MODE = Mode(
 )
 
 
-def connect(job: Job, arrival: Arrival | None = None) -> Ring:
+def connect(job: Job, arrival: Arrival | None = None) -> Synchroniser:
     if job.world.elastic:
-        from hvdtrain.job.rings.elastic_sharded import ElasticSharded
+        from hvdtrain.job.rings.elastic_sharded import connect_elastic
 
-        return ElasticSharded(job, arrival)
+        return connect_elastic(job, arrival)
+    from hvdtrain.job.rings.ring import join
     from hvdtrain.job.rings.sharded import Sharded, ShardedLane
 
-    return Sharded(job, ShardedLane)
+    group, backend = join(job)
+    return Sharded(job, group, backend, ShardedLane)

@@ -20,6 +20,7 @@ from torch.futures import Future
 from hvdtrain.base.numerics.flat import payload_bytes, trained
 from hvdtrain.base.system import trace
 from hvdtrain.job.buckets.gradient_check import GradientCheck
+from hvdtrain.job.coordination.group import Group
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.coordination.store_group import StoreGroup
 from hvdtrain.job.coordination.synchroniser import NO_STATE, OwnState, ring_traffic
@@ -59,6 +60,7 @@ class Ddp(LocalUpdate):
         is_one_bucket: whether all gradients are one bucket: with PowerSGD over Gloo. The hook's
             all-reduces of a bucket follow each other, and those of two buckets would mix. Over NCCL
             a stream keeps them in order.
+        options: arguments of DistributedDataParallel.
         order: the parameters in the order of that bucket, which torch changes after a reducer's
             first step.
     """
@@ -66,6 +68,10 @@ class Ddp(LocalUpdate):
     hook: Hook = staticmethod(default_hooks.allreduce_hook)
     low_rank: powerSGD_hook.PowerSGDState | None = None
     is_one_bucket = False
+
+    def __init__(self, job: Job, group: Group) -> None:
+        super().__init__(job, group)
+        self.options = dict(BUFFERS_APART)
 
     def share_weights(self, model: nn.Module) -> None:
         for tensor in model.state_dict().values():
@@ -80,11 +86,10 @@ class Ddp(LocalUpdate):
         on_gpu = next(model.parameters()).device.type == "cuda"
         is_low_rank = self.config.compression == "powersgd"
         self.is_one_bucket = is_low_rank and self.backend == _GLOO
-        options = dict(BUFFERS_APART)
         if self.is_one_bucket:
-            options["bucket_cap_mb"] = 2**20
+            self.options["bucket_cap_mb"] = 2**20
         wrap: Any = nn.parallel.DistributedDataParallel
-        self.module = wrap(model, **options)
+        self.module = wrap(model, **self.options)
         super().prepare(model)
         self.is_traced = trace.is_on and self.world.size > 1 and not on_gpu
         if is_low_rank:

@@ -67,19 +67,20 @@ class ElasticGroup(ServerGroup):
 
     Args:
         job: the job as this rank knows it.
+        arrival: the place of a worker that joins; None: it is there from the start.
+
+    Attributes:
         when_lost: called, by another thread, with all workers that have been lost, when there is
             one more.
         report: shows the user a line.
-        arrival: the place of a worker that joins; None: it is there from the start.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        when_lost: Callable[[Collection[int]], None],
-        report: Callable[[str], None],
-        arrival: Arrival | None = None,
-    ) -> None:
+    when_lost: Callable[[Collection[int]], None]
+    report: Callable[[str], None]
+
+    def __init__(self, job: Job, arrival: Arrival | None = None) -> None:
+        self.when_lost = lambda lost: None
+        self.report = print
         world = job.world
         store = job.meet()
         timeout = job.config.timeout
@@ -87,14 +88,18 @@ class ElasticGroup(ServerGroup):
         wire = arrival.wire if arrival else start(world, store, timeout, self.server, "zmq")
         super().__init__(wire, world, store, timeout)
         self.sums = arrival.sums if arrival else 0
-        self._when_lost = when_lost
         self._first_is_lost = threading.Event()
         if self.server:
             self.wire.endpoints[0] = self.wire.endpoint
             roster = self.server.roster
             self.server.handle(roster, roster.know, {"began": True})
             self.monitor = WorkerMonitor(
-                job, self.wire, store_address(world, store), self.server, report, is_open=True
+                job,
+                self.wire,
+                store_address(world, store),
+                self.server,
+                lambda line: self.report(line),
+                is_open=True,
             )
             self._monitoring = threading.Thread(
                 target=self.monitor.until_all_have_ended, daemon=True, name="monitor"
@@ -138,6 +143,11 @@ class ElasticGroup(ServerGroup):
         """Returns the lives of all workers, on the first one: see runs.membership_log."""
         return [life | {"samples": None} for life in self.wire.ask(0, "lives")]
 
+    def leave_alone(self) -> None:
+        """Leaves between two steps, while the others go on."""
+        self.wire.ask(0, "depart", self.worker, 0)
+        self.wire.leave_now()
+
     def close(self) -> None:
         """Leaves in order: the first worker when all others have left, or are lost."""
         self.wire.requests.leave()
@@ -168,7 +178,7 @@ class ElasticGroup(ServerGroup):
     def _first_has_ended(self, why: str) -> None:
         if why:
             self._first_is_lost.set()
-            self._when_lost([0])
+            self.when_lost([0])
 
     def _await_loss(self, known: int) -> None:
         self.wire.call(0, "await_loss", known).add_done_callback(self._heard)
@@ -178,5 +188,5 @@ class ElasticGroup(ServerGroup):
             lost = answer.value()
         except Exception:  # this worker leaves, or the first worker is lost
             return
-        self._when_lost(lost)
+        self.when_lost(lost)
         self._await_loss(len(lost))

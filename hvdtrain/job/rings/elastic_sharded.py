@@ -7,7 +7,7 @@ shard has no second copy: the loss of rank 0 ends the job anyway.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,9 +23,14 @@ from hvdtrain.base.numerics.optimizers import (
     restore_state,
     state_of,
 )
+from hvdtrain.base.system.connections import OwnConnections
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.coordination.joining import Arrival
-from hvdtrain.job.rings.elastic_allreduce import ElasticRing
+from hvdtrain.job.rings import elastic_allreduce
+from hvdtrain.job.rings.elastic import Elastic
+from hvdtrain.job.rings.elastic_allreduce import RestartableHorovod
+from hvdtrain.job.rings.restartable import StateLost, Together
+from hvdtrain.job.rings.ring import Ring
 from hvdtrain.job.rings.sharded import ShardedLane
 
 
@@ -51,10 +56,15 @@ class HeldShard(ShardedLane):
         """
         if not hvd.is_initialized():
             return 0, self.weights[:0]
-        # Where this shard begins, where it ends, and where the next one does, if there is one.
-        bounds = self.bounds(hvd.size())[hvd.rank() :][:3]
-        self.own = bounds[1] - bounds[0]
-        return bounds[0], self.weights[bounds[0] : bounds[-1]]
+        bounds = self.bounds(hvd.size())
+        self.own = bounds[hvd.rank() + 1] - bounds[hvd.rank()]
+        start, stop = self.part_bounds(hvd.size(), hvd.rank())
+        return start, self.weights[start:stop]
+
+    def part_bounds(self, ranks: int, rank: int) -> tuple[int, int]:
+        """Returns where in the bucket a rank's shard begins, and where the next rank's ends."""
+        bounds = self.bounds(ranks)
+        return bounds[rank], bounds[min(rank + 2, ranks)]
 
     def keep(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes the part in the ring that was formed, with this state of the optimizer."""
@@ -85,75 +95,74 @@ class HeldShard(ShardedLane):
         self.came = came
 
 
-class ElasticSharded(ElasticRing):
-    """A sharded ring whose workers may be lost.
+class RestartableSharded(RestartableHorovod):
+    """A sharded ring by Horovod, of HeldShards.
 
     Attributes:
-        holders: the workers that have the optimizer's state, in the order of their shards.
-        coming: for each bucket, the optimizer's state of this rank's part in a ring that is being
-            formed.
-        orphans: neighbours that are both gone: nobody has the state of the latter's shard any more.
+        holders: the workers that have the optimizer's state, in the order of their shards. Empty on
+            a worker that has none yet.
+        coming: for each bucket, the optimizer's state of this rank's part in the ring that was
+            started.
     """
 
     each_has_all = False
 
-    def __init__(self, job: Job, arrival: Arrival | None) -> None:
-        self.holders: list[int] = []
-        # Without fusion a message is one bucket, and is sent within GLOO_S.
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-        super().__init__(job, arrival, HeldShard)
-        self.holders = self.members
+    def __init__(self, inner: Ring, connections: OwnConnections) -> None:
+        super().__init__(inner, connections)
+        self.holders: Sequence[int] = []
+        self.coming: list[dict[str, torch.Tensor]] = []
+        self._members: Sequence[int] = []
+        self._sent_twice = 0  # bytes of gradients to the rank before, since take_sent
 
     def offer(self) -> Any:
         """Returns, beside what a ring offers, who has which shards, and what their state is of."""
-        lanes = self.exchange.lanes[:1] if self.holders else []
-        state = state_of(lanes[0].optimizer, [lanes[0].part]) if lanes else {}
+        state: dict[str, torch.Tensor] = {}
+        if self.holders:
+            lane = self.inner.exchange.lanes[0]
+            state = state_of(lane.optimizer, [lane.part])
         count = state.pop(COUNT, torch.empty(0)).tolist()
-        return *super().offer(), self.holders, list(state), count
+        return *super().offer(), list(self.holders), list(state), count
 
-    def form(self, place: int, given: Mapping[int, Any]) -> None:
-        """Forms a ring, and brings all weights and the optimizer's state to where they are kept.
+    def start(self, workers: Sequence[int], place: int, offers: Mapping[int, Any]) -> None:
+        """Starts a ring, and brings all weights and the optimizer's state to where they are kept.
 
         All workers have all weights afterwards.
+
+        Raises:
+            StateLost: two neighbours are lost, and with them the state of the latter's shard.
         """
-        *_, holders, names, count = given[0]
-        lost = set(holders) - set(self.members)
-        orphans: set[int] = set()
-        for neighbours in pairwise(holders):
-            if lost.issuperset(neighbours):
-                orphans.update(neighbours)
-        self.orphans = sorted(orphans)
-        self.coming: list[dict[str, torch.Tensor]] = []
-        if self.orphans:
-            return
-        super().form(place, given)
-        after = holders.index(self.group.worker) + 1 if self.holders else len(holders)
-        takes_over = after < len(holders) and holders[after] in lost
+        *_, holders, names, count = offers[workers[0]]
+        lost = set(holders) - set(workers)
+        _check_nothing_lost(holders, lost)
+        super().start(workers, place, offers)
+        self._members = workers
+        self.coming = [{} for _ in self.inner.exchange.lanes]
         if not holders:
             return
-        for lane in self.exchange.lanes:
-            start, *_, stop = lane.bounds(len(self.members))[place:][:3]
-            there = len(lane.part) if takes_over else lane.own
+        takes_over = self._next_holder() in lost
+        for lane, state in zip(self.inner.exchange.lanes, self.coming, strict=True):
+            own = len(lane.part) if takes_over else lane.own
             vectors = state_of(lane.optimizer, [lane.part])
-            lane.write(self._gather(lane, lane.part[:there]))
-            state = {COUNT: torch.tensor(count)} if count else {}
+            lane.write(self._gather(lane, lane.part[:own]))
+            start, stop = lane.part_bounds(len(workers), place)
+            if count:
+                state[COUNT] = torch.tensor(count)
             for name in names:
-                whole = self._gather(lane, vectors.get(name, lane.part)[:there])
+                whole = self._gather(lane, vectors.get(name, lane.part)[:own])
                 state[name] = whole[start:stop].clone()
-            self.coming.append(state)
 
-    def formed(self) -> bool:
-        formed = super().formed()
-        if self.orphans:
-            raise Failure(
-                f"workers {self.orphans}, neighbours in the ring, are gone at once, and with them a shard's optimizer "
-                "state: --resume goes on from the last snapshot, if there is one, as --retries does"
-            )
-        if formed and self.coming:
-            self.holders = self.members
-            for lane, state in zip(self.exchange.lanes, self.coming, strict=True):
-                lane.keep(state)
-        return formed
+    def _next_holder(self) -> int | None:
+        """Returns the worker whose shard this worker has too; None where there is none."""
+        if not self.holders:
+            return None
+        after = self.holders.index(self.inner.group.worker) + 1
+        return self.holders[after] if after < len(self.holders) else None
+
+    def settle(self) -> None:
+        super().settle()
+        self.holders = self._members
+        for lane, state in zip(self.inner.exchange.lanes, self.coming, strict=True):
+            lane.keep(state)
 
     def apply(self) -> None:
         """Takes the step, which all workers take from here on.
@@ -161,26 +170,32 @@ class ElasticSharded(ElasticRing):
         Where a worker is lost before all have all new weights, the next step comes to nothing, and
         forming the ring anew brings the new weights.
         """
-        for lane in self.exchange.lanes:
+        exchange = self.inner.exchange
+        for lane in exchange.lanes:
             average, _ = lane.came
             lane.gathers = True
             updated = lane.update(average[: len(lane.part)])
-            self.exchange.send(lane.number, updated[: lane.own])
+            exchange.send(lane.number, updated[: lane.own])
         try:
-            self.exchange.wait_for_all()
+            exchange.wait_for_all()
         except Failure:
             self.abandon()
         else:
-            for lane in self.exchange.lanes:
+            for lane in exchange.lanes:
                 lane.write(lane.came)
                 lane.came = None
                 lane.gathers = False
-        if not self.group.leads:  # the gradients of its shard, to the rank before
-            self._moved += sum(4 * lane.own for lane in self.exchange.lanes)
+        if not self.inner.group.leads:
+            self._sent_twice += sum(4 * lane.own for lane in exchange.lanes)
 
-    def optimizer_parts(self) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        for lane in self.exchange.lanes:
-            yield lane.bucket.start, self.together(partial(self._gather_state, lane))
+    def take_sent(self) -> int:
+        sent = super().take_sent() + self._sent_twice
+        self._sent_twice = 0
+        return sent
+
+    def optimizer_parts(self, together: Together) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        for lane in self.inner.exchange.lanes:
+            yield lane.bucket.start, together(partial(self._gather_state, lane))
 
     def _gather_state(self, lane: HeldShard) -> dict[str, torch.Tensor]:
         """Returns the optimizer's state of a whole bucket."""
@@ -193,9 +208,39 @@ class ElasticSharded(ElasticRing):
     def _gather(self, lane: HeldShard, values: torch.Tensor) -> torch.Tensor:
         """Returns the concatenation of all ranks' tensors."""
         lane.gathers = True
-        self.exchange.send(lane.number, values)
-        self.exchange.wait_for([lane.number])
-        came = lane.came
+        self.inner.exchange.send(lane.number, values)
+        self.inner.exchange.wait_for([lane.number])
+        came: torch.Tensor = lane.came
         lane.came = None
         lane.gathers = False
         return came
+
+
+def _check_nothing_lost(holders: Sequence[int], lost: Collection[int]) -> None:
+    """Checks that of every two neighbours one is there.
+
+    Raises:
+        StateLost: two neighbours are lost.
+    """
+    orphans: set[int] = set()
+    for neighbours in pairwise(holders):
+        if set(lost).issuperset(neighbours):
+            orphans.update(neighbours)
+    if orphans:
+        raise StateLost(
+            f"workers {sorted(orphans)}, neighbours in the ring, are gone at once, and with them a "
+            "shard's optimizer state: --resume goes on from the last snapshot, if there is one, as "
+            "--retries does"
+        )
+
+
+def connect_elastic(job: Job, arrival: Arrival | None) -> Elastic:
+    """Finds the other workers.
+
+    Args:
+        job: the job as this rank knows it.
+        arrival: the place of a worker that joins; None: it is there from the start.
+    """
+    # Without fusion a message is one bucket, and is sent within GLOO_S.
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+    return elastic_allreduce.connect_elastic(job, arrival, HeldShard, RestartableSharded)

@@ -30,6 +30,7 @@ from hvdtrain.job.buckets.exchange import Exchange, Lane
 from hvdtrain.job.buckets.local_rounds import BucketCarrier
 from hvdtrain.job.buckets.partition import BucketRange, cut
 from hvdtrain.job.buckets.staging import Staging
+from hvdtrain.job.coordination.group import Group
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.coordination.store_group import StoreGroup
 from hvdtrain.job.coordination.synchroniser import NO_STATE, OwnState, ring_traffic
@@ -227,11 +228,41 @@ def _trace_reduction(lane: Lane, came: float, under_way: int) -> None:
         trace.reduction(lane.size, lane.sent_at)
 
 
+def join(job: Job) -> tuple[StoreGroup, str]:
+    """Finds the other workers, and starts Horovod.
+
+    Returns:
+        The workers, and what carries tensors on CPUs.
+    """
+    # Gloo's own limit, 30 s, would run while others still look at their images, and while buckets
+    # are under way.
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(UNLIMITED_S))
+    world = job.world
+    met = None if world.starts_horovod else _meet(job)
+    backend = horovod.join(world, met, job.config.ring_transport)
+    store = met
+    if not store and world.size > 1:
+        store = _meet(job)
+    return StoreGroup(world, store, job.config.timeout, horovod.leave), backend
+
+
+def _meet(job: Job) -> "Store":
+    """Returns the store that all ranks share.
+
+    From now on this process ends when a process that it needs is silent.
+    """
+    store = job.meet()
+    end_when_silent(job.world, store, job.config.timeout)
+    return store
+
+
 class Ring(BucketCarrier):
     """A synchroniser whose buckets Horovod averages.
 
     Args:
         job: the job as this rank knows it.
+        group: this worker and the others.
+        backend: what carries tensors on CPUs.
         make_lane: makes a bucket's lane, of RingLane's arguments.
 
     Attributes:
@@ -241,49 +272,29 @@ class Ring(BucketCarrier):
 
     exchange: Exchange
 
-    def __init__(self, job: Job, make_lane: Callable[..., RingLane]) -> None:
-        # Gloo's own limit, 30 s, would run while others still look at their images, and while
-        # buckets are under way.
-        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(UNLIMITED_S))
+    def __init__(
+        self, job: Job, group: Group, backend: str, make_lane: Callable[..., RingLane]
+    ) -> None:
         self.job = job
         self.config = job.config
         self.world = job.world
+        self.group = group
         self.make_lane = make_lane
-        backend = self.join()
         on_gpu = job.device.type == "cuda"
         self.staged = on_gpu and (job.config.share_gpu or not hvd.nccl_built())
         self.backend = "horovod-nccl" if on_gpu and not self.staged else backend
         self.waits_for_layers = job.waits_for_layers
 
-    def join(self) -> str:
-        """Finds the other workers: makes `group`, and starts Horovod.
-
-        Returns:
-            What carries tensors on CPUs.
-        """
-        met = None if self.world.starts_horovod else self._meet()
-        backend = horovod.join(self.world, met, self.config.ring_transport)
-        store = met
-        if not store and self.world.size > 1:
-            store = self._meet()
-        self.group = StoreGroup(self.world, store, self.config.timeout, horovod.leave)
-        return backend
-
-    def _meet(self) -> "Store":
-        """Returns the store that all ranks share.
-
-        From now on this process ends when a process that it needs is silent.
-        """
-        store = self.job.meet()
-        end_when_silent(self.world, store, self.config.timeout)
-        return store
-
     def prepare(self, model: nn.Module) -> nn.Module:
         self.share_weights(model)
+        self.attach(model)
+        return model
+
+    def attach(self, model: nn.Module) -> None:
+        """Takes the gradients of a model from now on. All workers have the same weights."""
         sizes = [p.numel() for p in trained(model)]
         self.carry(sizes, flatten_weights(model))
         self.exchange.attach(model, self.waits_for_layers)
-        return model
 
     def carry(self, sizes: Sequence[int], weights: torch.Tensor) -> Sequence[BucketRange]:
         buckets = self.cut(sizes)

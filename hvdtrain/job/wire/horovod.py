@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.base.errors import Failure
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _MPI_STARTERS = ("mpirun", "pmi")
 # Horovod 0.28.1's values where these are not set: bytes, and milliseconds.
 DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 * 2**20), "HOROVOD_CYCLE_TIME": "1"}
+# How often a rendezvous looks whether it is to close, in seconds.
+LOOK_EVERY_S = 0.05
 
 
 def join(world: World, store: "Store | None" = None, transport: str = "auto") -> str:
@@ -115,24 +118,45 @@ def _become_horovodrun(world: World, store: "Store | None") -> None:
     assert len(hosts) == world.size
     if store:
         if world.rank == 0:
-            store.set("horovod", serve_rendezvous(world))
+            store.set("horovod", Rendezvous(world).address)
         rendezvous = store.get("horovod").decode()
     _set_place(hosts, world.rank, rendezvous)
 
 
-def serve_rendezvous(world: World) -> str:
-    """Serves one rendezvous of Horovod's Gloo; returns its `address:port`."""
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+class Rendezvous:
+    """Serves one rendezvous of Horovod's Gloo, where the ranks find each other.
 
-    address = own_address(world)
-    server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
-    server.init([])
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"{address}:{server.server_address[1]}"
+    Args:
+        world: where this rank is.
+
+    Attributes:
+        address: where it is served, as `address:port`.
+    """
+
+    def __init__(self, world: World) -> None:
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+        host = own_address(world)
+        self._server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+        self._server.init([])
+        self.address = f"{host}:{self._server.server_address[1]}"
+        serve = partial(self._server.serve_forever, LOOK_EVERY_S)
+        threading.Thread(target=serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Serves no more. Ranks that are still looking for others fail soon."""
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def _set_place(hosts: Sequence[str], rank: int, rendezvous: str) -> None:
-    """Sets the variables that horovodrun sets for a rank, where the ranks are on these hosts."""
+    """Sets the variables that horovodrun sets for a rank, where the ranks are on these hosts.
+
+    Args:
+        hosts: the host of each rank.
+        rank: this rank.
+        rendezvous: the address of the first rank's Rendezvous; empty where this rank is alone.
+    """
     local_rank, local_size, cross_rank, cross_size = placement(hosts, rank)
     ours = {
         "RANK": rank,
@@ -147,6 +171,8 @@ def _set_place(hosts: Sequence[str], rank: int, rendezvous: str) -> None:
     if rendezvous:
         address, port = rendezvous.rsplit(":", 1)
         os.environ.update(HOROVOD_GLOO_RENDEZVOUS_ADDR=address, HOROVOD_GLOO_RENDEZVOUS_PORT=port)
+    else:
+        os.environ.pop("HOROVOD_GLOO_RENDEZVOUS_ADDR", None)
 
 
 def join_anew(rank: int, hosts: Sequence[str], rendezvous: str) -> None:
@@ -155,7 +181,7 @@ def join_anew(rank: int, hosts: Sequence[str], rendezvous: str) -> None:
     Args:
         rank: this rank, from 0.
         hosts: the host of each rank.
-        rendezvous: see serve_rendezvous.
+        rendezvous: see _set_place.
 
     Raises:
         Exception: Horovod's exception, where not all ranks came.
