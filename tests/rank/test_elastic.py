@@ -26,7 +26,8 @@ SMALL = ["--dataset", "few", "--width", 0.0625, "--threads", 1, "--batch-size", 
 # At ten times this learning rate what rounding leaves is a thousand times as much after so many
 # steps.
 JOB = [*SMALL, *SMOOTH, "--steps", TAKEN, "--optimizer", "sgd", "--lr", 0.002]
-PACE = slow_steps(0.1)  # so that it still trains when a worker is killed
+HOROVOD_GIVES_UP_S = 8  # and more: see GLOO_S
+PACE = slow_steps(0.1)  # so that it still trains when a worker is killed, or has joined
 
 
 def lives(run, rank):
@@ -162,3 +163,40 @@ def test_the_first_worker_is_needed_and_its_loss_is_one_line(tmp_path):
         "rank 0 is lost: --elastic survives the loss of any rank but this one"
         in said.splitlines()[-1]
     )
+
+
+def dies_as_horovod_starts(seconds: float) -> str:
+    """What a forked rank runs first, so that it is killed so long after Horovod begins to start."""
+    return f"""
+import os, signal, threading
+from hvdtrain.job.wire import horovod
+start = horovod.join_anew
+def start_and_die(*arguments):
+    threading.Timer({seconds}, os.kill, [os.getpid(), signal.SIGKILL]).start()
+    return start(*arguments)
+horovod.join_anew = start_and_die
+"""
+
+
+def test_a_worker_that_dies_while_it_joins_is_one_that_is_lost(tmp_path):
+    """Before it has told the others where it is, and while they connect to it. Horovod, as hvdtrain
+    builds it, does not end the others' processes then, nor waits for its own limit on time.
+    """
+    out = tmp_path / "run"
+    options = ["--mode", "allreduce", *SMALL, "--epochs", 1000, "--dataset", "few"]
+    with Launched(out, "local", 2, 0, *options, place=["--elastic"], forked=True) as job:
+        job.wait_for_steps()
+
+        def goes_on_without(number, seconds):
+            first = dies_as_horovod_starts(seconds)
+            with started("forked", 1, "--join", "--trust-model", "--out", str(out), first=first):
+                until(lambda: lives(out, 2)[-1:] == [(number, "its connection ended")])
+                before = len(steps(out, 0))
+                until(lambda: len(steps(out, 0)) > before + 3, HOROVOD_GIVES_UP_S)
+
+        goes_on_without(1, seconds=0)
+        goes_on_without(2, seconds=0.03)
+        job.process.terminate()
+        said, _ = job.process.communicate(timeout=60)
+        assert job.process.returncode == 143, said
+        assert not job.alive()
