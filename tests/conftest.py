@@ -26,6 +26,8 @@ settings.load_profile("shared machine")
 # What commands in this process have kept from the garbage collector is garbage when it ends, or
 # triton's library prints a list of it below the summary.
 atexit.register(gc.unfreeze)
+# What imports and collecting make stays: there is no garbage to look for until tests run.
+gc.disable()
 # What a killed mpirun leaves in the temporary folder ends the next one that is given its process
 # number.
 STARTERS = tempfile.mkdtemp(prefix="hvdtrain-tests-")
@@ -60,7 +62,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         limits[marked(item, "xdist_group", item.nodeid)] += marked(item, "timeout", 0)
     items.sort(key=lambda item: limits[marked(item, "xdist_group", item.nodeid)], reverse=True)
-    gc.freeze()  # to look for garbage among what imports have made takes 0.2 s each time
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,32 +99,41 @@ def small(tmp_path_factory):
     return build("turntable", tmp_path_factory.mktemp("built") / "small", **SMALL_TURNTABLE)
 
 
+# Data sets of real digits: how many there are to train with, and to validate.
+DIGITS = {"few": (92, 20), "some": (192, 40)}
+
+
 @pytest.fixture(scope="session")
-def few_digits(tmp_path_factory):
-    """The folder of a data set: of each real digit nine or ten to train with and two to validate.
-    Not to be changed.
-    """
+def digit_sets(tmp_path_factory):
+    """The folder of the data sets of DIGITS. Not to be changed."""
     from hvdtrain.data.find import find_dataset
 
-    folder, digits = tmp_path_factory.mktemp("built") / "few", find_dataset("digits")
-    for part, samples, most in (
-        ("TrainData", digits.train, 92),
-        ("ValidationData", digits.validation, 20),
-    ):
-        for label, name in enumerate(digits.classes):
-            images = [path for path, own in samples[:] if own == label][
-                : -(-(most - label) // len(digits.classes))
-            ]
-            (folder / part / name).mkdir(parents=True)
-            for image in images:
-                shutil.copy(image, folder / part / name)
-    return folder
+    root, digits = tmp_path_factory.mktemp("built"), find_dataset("digits")
+    for set_name, (train, validation) in DIGITS.items():
+        parts = {
+            "TrainData": (digits.train, train),
+            "ValidationData": (digits.validation, validation),
+        }
+        for part, (samples, most) in parts.items():
+            for label, name in enumerate(digits.classes):
+                number = -(-(most - label) // len(digits.classes))
+                images = [path for path, own in samples[:] if own == label][:number]
+                folder = root / set_name / part / name
+                folder.mkdir(parents=True)
+                for image in images:
+                    shutil.copy(image, folder)
+    return root
+
+
+@pytest.fixture(scope="session")
+def few_digits(digit_sets):
+    return digit_sets / "few"
 
 
 @pytest.fixture(scope="module")
-def beside_few_digits(few_digits):
-    """In the folder where that data set is `few`."""
-    with contextlib.chdir(few_digits.parent):
+def beside_digits(digit_sets):
+    """In the folder where those data sets are."""
+    with contextlib.chdir(digit_sets):
         yield
 
 

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from helpers import jobs
 from helpers.jobs import hvdtrain
 from helpers.weights import SMOOTH_BATCH_NORM, assert_same_weights
 from safetensors.torch import load_file
@@ -35,18 +36,8 @@ WITHOUT_RPC = """
 import sys
 sys.modules["torch.distributed.rpc"] = None
 """
-JOB = [
-    "--width",
-    "0.0625",
-    "--steps",
-    "6",
-    "--threads",
-    "1",
-    "--snapshot-every",
-    "never",
-    "--bucket-mb",
-    "0.0625",
-]
+JOB = [*jobs.JOB, "--bucket-mb", "0.0625"]
+pytestmark = pytest.mark.usefixtures("beside_digits")
 
 
 @pytest.mark.timeout(180)

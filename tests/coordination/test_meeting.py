@@ -7,8 +7,9 @@ import re
 import time
 
 import pytest
-from helpers.jobs import JOB, hvdtrain, started, steps, until
+from helpers.jobs import JOB, hvdtrain, slow_steps, started, steps, until
 
+pytestmark = pytest.mark.usefixtures("beside_digits")
 SLOW = """
 import os, time
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_a_rank_of_a_ring_that_is_silent_ends_the_job_whatever_the_others_wait_f
     """The first rank serves the store of all: whoever asks that one gets no answer."""
     out = tmp_path / "run"
     options = ["--mode", mode, *JOB, "--steps", "100000", "--timeout", "3s", "--out", str(out)]
-    with started("forked", 3, *options, survive=True) as job:
+    with started("forked", 3, *options, first=slow_steps(0.05), survive=True) as job:
         until(lambda: (out / "metrics.rank1.jsonl").is_file() and steps(out, 1))
         stopped = job.ranks()[victim]
         stopped.suspend()

@@ -30,6 +30,7 @@ store = serve_store("127.0.0.1", int(os.environ["PORT"]), 30)
 print("serves", flush=True)
 time.sleep(600)
 """
+pytestmark = pytest.mark.usefixtures("beside_digits")
 SECOND = World("env", 1, 2, 1, 2)
 TIMEOUT = 5.0
 

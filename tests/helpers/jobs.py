@@ -31,19 +31,9 @@ STARTERS = {
         "hvdtrain",
     ],
 }
-SMALL = ["--width", "0.0625", "--steps", "6", "--batch-size", "32", "--threads", "1"]
-JOB = [
-    "--width",
-    "0.0625",
-    "--batch-size",
-    "32",
-    "--steps",
-    "6",
-    "--threads",
-    "1",
-    "--snapshot-every",
-    "never",
-]
+# An epoch. Tests with these options are beside_digits.
+SMALL = "--width 0.0625 --steps 6 --batch-size 32 --threads 1 --dataset some".split()
+JOB = [*SMALL, "--snapshot-every", "never"]
 ENV = os.environ | {
     "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

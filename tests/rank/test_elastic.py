@@ -19,7 +19,7 @@ from helpers.jobs import (
 from helpers.launched import Launched
 from helpers.weights import SMOOTH, assert_same_weights
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_few_digits")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_digits")]
 # Of 92 images, so that three workers do not share the last batch of an epoch evenly.
 EPOCH, TAKEN, BATCH = 8, 80, 12
 SMALL = ["--dataset", "few", "--width", 0.0625, "--threads", 1, "--batch-size", BATCH]

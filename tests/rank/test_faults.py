@@ -8,7 +8,7 @@ import torch
 from helpers.jobs import JOB, hvdtrain, run, steps
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_digits")]
 
 
 def test_a_loss_that_becomes_nan_ends_all_ranks_at_the_same_step_and_is_said(tmp_path):

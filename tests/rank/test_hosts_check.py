@@ -16,6 +16,7 @@ from hvdtrain.base.world.network import free_port
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("beside_digits")
 def test_other_code_on_a_host_is_a_line_on_the_first_rank_and_ends_all(tmp_path):
     """The second rank's host has another name, and a copy of the package with a line more."""
     leave_out("another name of this host needs root" if os.geteuid() else "")

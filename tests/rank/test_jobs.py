@@ -31,7 +31,7 @@ from hvdtrain.reporting.explaining.step_picture import one_step, read_slices
 from hvdtrain.reporting.plot_style import svg
 from hvdtrain.runs.read import load_run
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_digits")]
 
 
 STATE_TOLD = """
@@ -162,17 +162,7 @@ def test_every_worker_starts_from_pretrained_weights_and_statistics(tmp_path):
     file.
     """
     given = tmp_path / "given"
-    options = [
-        "--model",
-        "vgg11_bn",
-        *SMALL[:2],
-        "--batch-size",
-        "32",
-        "--threads",
-        "1",
-        "--steps",
-        "1",
-    ]
+    options = ["--model", "vgg11_bn", *SMALL, "--steps", "1"]
     assert run("forked", 1, *options, "--out", str(given)).returncode == 0
     file = tmp_path / "given.safetensors"
     weights = load_file(given / "snapshots" / "final.safetensors")

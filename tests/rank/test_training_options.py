@@ -12,7 +12,7 @@ from helpers.weights import SMOOTH, SMOOTH_CNN, assert_same_weights
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.numerics.optimizers import lr_at
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("beside_digits")]
 SERVED = ["ps-sync", "--servers", "1"]
 
 
@@ -110,7 +110,7 @@ def test_frozen_features_stay_and_the_head_learns(ranks, mode, begun, tmp_path):
 
 
 def test_bfloat16_learns_as_float32_does(tmp_path):
-    longer = ["--steps", "46", "--batch-size", "64"]
+    longer = ["--dataset", "digits", "--steps", "46", "--batch-size", "32"]
     losses = []
     for precision, ranks, mode in (
         ("fp32", 1, ["single"]),

@@ -93,6 +93,7 @@ def test_what_says_that_a_holder_on_another_host_has_it_is_named(refused, tmp_pa
     folders.claim(tmp_path, RunConfig(mode="single"), 1, "job", False, resuming=True)
 
 
+@pytest.mark.usefixtures("beside_digits")
 def test_a_job_trains_where_flock_is_refused(tmp_path):
     out = tmp_path / "run"
     done = hvdtrain(

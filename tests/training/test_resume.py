@@ -31,7 +31,7 @@ from helpers.weights import SMOOTH, assert_same_weights
 
 from hvdtrain.reporting.explaining.step_picture import read_slices
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_few_digits")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("beside_digits")]
 
 # 12 steps an epoch, 30 in all, of eight images each, which three workers do not share evenly;
 # dropout and momentum are what a careless restart would lose.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.jobs import LITTLE, hvdtrain
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("beside_few_digits")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("beside_digits")]
 
 # 5,504 bytes of statistics: more than LITTLE lets through the store.
 JOB = "--dataset few --model resnet20 --batch-size 8 --threads 1 --seed 5 --steps 5 --snapshot-every never".split()

@@ -6,7 +6,7 @@ import statistics
 import pytest
 from helpers.jobs import JOB, adds_up, hvdtrain, steps
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("beside_digits")]
 
 SLOW_S = 0.05
 # What a rank runs first, so that each step of the optimizer of what workers exchange takes so much

@@ -13,6 +13,8 @@ from hvdtrain.base.world.place import World
 from hvdtrain.job.wire import descriptors
 from hvdtrain.job.wire.descriptors import allow_descriptors, needed
 
+pytestmark = pytest.mark.usefixtures("beside_digits")
+
 
 def limited(soft, hard):
     """What a forked rank runs first, so that it may have so many files and sockets open."""

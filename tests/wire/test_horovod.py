@@ -13,6 +13,8 @@ from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.place import World
 from hvdtrain.job.wire.horovod import join, placement, wait_for_any
 
+pytestmark = pytest.mark.usefixtures("beside_digits")
+
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
 def test_whatever_ranks_hosts_have_every_group_has_each_of_its_places_once(hosts):
