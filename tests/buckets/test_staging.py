@@ -81,7 +81,7 @@ def test_a_copy_that_is_late_is_told_of_and_one_that_goes_wrong_ends_the_wait(ev
     def synchronize(self):
         if event == "broken":
             raise RuntimeError("the device is lost")
-        held.wait(5)
+        held.wait(60)
 
     def step():
         for parameter in (1, 0):
@@ -96,9 +96,9 @@ def test_a_copy_that_is_late_is_told_of_and_one_that_goes_wrong_ends_the_wait(ev
             step()
         return
     step()
-    assert told == [
+    assert told[0] == (
         "waiting for ranks that have not sent 2 of 2 buckets of gradients, 0 among them, alive, for 1 min"
-    ]
+    )
 
 
 def test_an_answers_memory_is_not_written_while_the_copy_before_may_read_it(monkeypatch):

@@ -111,18 +111,20 @@ loop.evaluate = slowly
 """
 
 
-def slow_tests(seconds: float) -> str:
-    """What a forked rank runs first, so that to test its last model on test images takes so much
-    longer.
+def holds_tests_until(file: Path) -> str:
+    """What a forked rank runs first, so that it tests its last model on test images when the file
+    is there, and not before.
     """
     return f"""
 import time
+from pathlib import Path
 from hvdtrain.job.rank import results
 evaluate = results.evaluate
-def slowly(*arguments):
-    time.sleep({seconds})
+def when_told(*arguments):
+    while not Path({str(file)!r}).exists():
+        time.sleep(0.02)
     return evaluate(*arguments)
-results.evaluate = slowly
+results.evaluate = when_told
 """
 
 
@@ -152,12 +154,12 @@ StepBarrier._wants = wants_or_was_told
 """
 
 
-def slow_steps(seconds: float, after: int = 0) -> str:
+def slow_steps(seconds: float, after: int = 0, before: float = 0.0) -> str:
     """What a forked rank runs first, so that each step takes so much longer: time to stop it amid
     its steps.
 
     Args:
-        after: so many steps of this rank's, which take no longer.
+        after: so many steps of this rank's, which take `before` longer.
     """
     return f"""
 import itertools
@@ -165,8 +167,7 @@ import time
 from hvdtrain.job.training import step
 backward, numbers = step.backward, itertools.count(1)
 def slowly(*arguments):
-    if next(numbers) > {after}:
-        time.sleep({seconds})
+    time.sleep({seconds} if next(numbers) > {after} else {before})
     return backward(*arguments)
 step.backward = slowly
 """
@@ -286,7 +287,7 @@ def adds_up(summary: dict) -> bool:
     )
 
 
-def until(condition, seconds: float = 60.0):
+def until(condition, seconds: float = 100.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():

@@ -47,7 +47,7 @@ def test_yarns_service_starts_a_container_a_rank(name, tmp_path):
     [component] = service["components"]
     assert component["number_of_containers"] == 4
     done = container(component["launch_command"], 3, tmp_path)
-    assert done.wait(20) == 0 and (tmp_path / "stdout.txt").stat().st_size, (
+    assert done.wait(60) == 0 and (tmp_path / "stdout.txt").stat().st_size, (
         tmp_path / "stderr.txt"
     ).read_text()
     told = "3 4 0 1 rank-0.s.me.example.org 29500".split()
@@ -107,7 +107,7 @@ def test_private_variables_of_a_service_are_gone_with_its_first_rank(rank, is_to
     )
     if is_told:
         os.killpg(started.pid, signal.SIGTERM)
-        until(lambda: made.secrets_file.exists() == left, 20)
+        until(lambda: made.secrets_file.exists() == left)
         assert started.poll() is None
         (tmp_path / "may leave").touch()
     assert started.wait(20) == (9 if is_told else 7)

@@ -295,7 +295,7 @@ def test_a_job_goes_back_in_the_queue_only_if_it_was_told_to_leave(
     }
     job = subprocess.Popen(["bash", "-c", text], env=env, start_new_session=True)
     if signals:
-        until(lambda: log.exists() and "started" in log.read_text(), 20)
+        until(lambda: log.exists() and "started" in log.read_text())
         os.killpg(job.pid, signals)
     assert job.wait(20) == ends
     assert secrets.exists() == needed

@@ -143,8 +143,8 @@ def test_in_a_round_every_host_sends_to_one_and_receives_from_one(count):
 
 
 def test_bandwidth_is_measured_and_who_does_not_answer_has_none():
-    # memory is faster than that
-    assert 0.5 < probe.gbit_s(("127.0.0.1", probe.serve("127.0.0.1"))) < 1e4
+    # memory is faster than that, though others compute meanwhile
+    assert 0.01 < probe.gbit_s(("127.0.0.1", probe.serve("127.0.0.1"))) < 1e4
     assert probe.gbit_s(("127.0.0.1", 1)) is None
 
 

@@ -83,7 +83,7 @@ def test_a_ring_goes_on_without_a_worker_on_a_ray_of_its_own_of_which_nothing_is
         ranks(job)[2].kill()
         printed, _ = job.process.communicate(timeout=120)
         assert job.process.returncode == 0, printed
-        until(lambda: not job.alive(), 15)
+        until(lambda: not job.alive())
     assert "rank 2 is lost" in printed
     assert json.loads((out / "summary.json").read_text())["lost_workers"] == [2]
     manifest = json.loads((out / "manifest.json").read_text())

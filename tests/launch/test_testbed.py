@@ -224,7 +224,7 @@ def test_a_job_runs_across_hosts(launcher, user, mode, workers, servers, nodes, 
     if servers == 2:  # they are apart: each host has a server and a worker
         hosts = [(out / "logs" / f"rank.{rank}.err").exists() for rank in range(4)]
         assert all(hosts)
-    until(lambda: not processes(), 20)
+    until(lambda: not processes())
 
 
 def sent_by(node):
@@ -344,7 +344,7 @@ def test_a_job_interrupted_twice_leaves_nothing_running_on_any_host_and_told_no_
             job.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
         assert job.process.wait(timeout=30) == 130
-        until(lambda: not job.alive() and not processes(), 30)
+        until(lambda: not job.alive() and not processes())
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "mpi"])
@@ -371,7 +371,7 @@ def test_a_job_ends_on_all_hosts_and_says_why(how, launcher, nodes, tmp_path):
                     if client.name() == "ssh":
                         client.kill()
         printed, _ = job.process.communicate(timeout=60)
-        until(lambda: not job.alive() and not processes(), 30)
+        until(lambda: not job.alive() and not processes())
     code, last = job.process.returncode, ["", *printed.splitlines()][-1]
     if how == "stop":
         assert code == 143

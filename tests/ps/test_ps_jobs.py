@@ -88,7 +88,8 @@ process.run_rank = lambda *arguments: (run_rank(*arguments), print("Python ends"
     assert fast + slowed == 2 * 45
     assert slowed < fast / 2
     achieved = json.loads((tmp_path / "run" / "manifest.json").read_text())["slow"]["achieved"]
-    assert achieved == {"0": 1, "1": pytest.approx(8, rel=0.03)}
+    # of a few steps, which a busy machine wakes late: exactly, in numerics/test_slowdown.py
+    assert achieved == {"0": 1, "1": pytest.approx(8, rel=0.3)}
     slices, _ = read_slices(tmp_path / "run")
     # what is traced of a worker is of the same steps, though its own have other numbers
     for rank in (
@@ -130,7 +131,7 @@ def test_a_slow_worker_is_dropped_and_left_behind_with_a_backup_worker_and_the_r
     slow = f"""
 import os
 if os.environ["RANK"] == "3":
-    exec({slow_steps(0.3)!r})
+    exec({slow_steps(1)!r})
 """
     done = hvdtrain("train", *options, *settings, "--out", out, ranks=4, first=slow)
     assert done.returncode == 0, done.stdout
@@ -305,7 +306,7 @@ def test_a_worker_joins_in_place_of_one_that_was_killed_and_leaves_and_one_more_
         before = sum(row["samples"] > 0 for row in steps(out, 3))
         until(lambda: has_trained(3, before + 3) and has_trained(4, 1))
         second.send_signal(signal.SIGTERM)
-        said, _ = second.communicate(timeout=60)
+        said, _ = second.communicate(timeout=100)
         assert second.returncode == 0 and "rank 3 has left" in said, said
         over.touch()
         for going_on in (job, third):
@@ -345,7 +346,7 @@ def test_a_worker_that_hangs_is_given_up_after_the_timeout(tmp_path):
         hanging.suspend()
         until((out / "summary.json").is_file)
         hanging.resume()
-        said, _ = job.communicate(timeout=60)
+        said, _ = job.communicate(timeout=100)
     assert json.loads((out / "summary.json").read_text())["lost_workers"] == [3]
     assert (
         "rank 3 is lost, and the others go on without it: no answer within 8 s (see --timeout)"
@@ -370,7 +371,7 @@ def test_a_rank_that_the_others_need_ends_the_job_whatever_its_starter_does(
 ):
     with four_ranks(tmp_path / "run", "--mode", mode, "--wire", "zmq", "--epochs", "1000") as job:
         ranks_of(job)[victim].kill()
-        said, _ = job.communicate(timeout=30)
+        said, _ = job.communicate(timeout=100)
     assert job.returncode == 1
     # an epoch may be over before
     first = next(line for line in said.splitlines() if line.startswith("hvdtrain: "))

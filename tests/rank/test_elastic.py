@@ -72,12 +72,12 @@ def test_the_others_go_on_in_the_same_processes_and_a_new_one_joins_and_no_sampl
             until(lambda: len(steps(out, killed)) > lost_after + 5)
             if mode == "ddp":
                 joined.send_signal(signal.SIGTERM)
-                told, _ = joined.communicate(timeout=60)
+                told, _ = joined.communicate(timeout=100)
             over.touch()
             assert all(process.is_running() for process in begun.values())
-            said, _ = job.process.communicate(timeout=60)
+            said, _ = job.process.communicate(timeout=100)
             if mode != "ddp":
-                told, _ = joined.communicate(timeout=60)
+                told, _ = joined.communicate(timeout=100)
     assert job.process.returncode == 0, said
     assert f"rank {killed} is lost, and the others go on without it" in said
     assert f"rank {killed} has joined, whose life number 2 this is" in told
@@ -124,7 +124,7 @@ def test_a_worker_that_is_lost_is_started_again_and_leaves_with_the_others(tmp_p
         before = len(steps(out, 1))
         until(lambda: len(steps(out, 1)) > before + 2)
         job.process.terminate()
-        said, _ = job.process.communicate(timeout=60)
+        said, _ = job.process.communicate(timeout=100)
         assert job.process.returncode == 143, said
         assert not job.alive()
     assert list((out / "snapshots").glob("step-*"))
@@ -141,7 +141,7 @@ def test_two_neighbours_in_a_sharded_ring_that_are_lost_at_once_end_the_job_in_o
         ranks = job.ranks()
         ranks[1].kill()
         ranks[2].kill()
-        said, _ = job.process.communicate(timeout=60)
+        said, _ = job.process.communicate(timeout=100)
     assert job.process.returncode == 1
     assert re.search(
         r"workers \[1, 2\], neighbours in the ring, are gone|one more worker may be lost",
@@ -156,7 +156,7 @@ def test_the_first_worker_is_needed_and_its_loss_is_one_line(tmp_path):
     ) as job:
         job.wait_for_steps()
         job.ranks()[0].kill()
-        said, _ = job.process.communicate(timeout=60)
+        said, _ = job.process.communicate(timeout=100)
     assert job.process.returncode == 1
     assert (
         "rank 0 is lost: --elastic survives the loss of any rank but this one"

@@ -38,4 +38,4 @@ def test_nobody_whom_it_started_outlives_it():
         respawner.kill()
         respawner.wait()
         respawner.stdout.close()
-    until(lambda: not psutil.pid_exists(int(fork)), 5)
+    until(lambda: not psutil.pid_exists(int(fork)))

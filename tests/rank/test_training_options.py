@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -134,9 +135,12 @@ def test_a_compiled_model_learns_the_same_and_its_compiling_is_not_training(tmp_
     make_images(tmp_path / "data", train=16, validation=8, side=32)
     options = [*SMOOTH_CNN, "--dataset", str(tmp_path / "data")]
     final_weights("forked", 1, tmp_path / "plain", *options)
+    began = time.monotonic()
     final_weights("forked", 2, tmp_path / "compiled", *options, "--mode", *SERVED, "--compile")
+    took_s = time.monotonic() - began  # most of it to compile, however busy the machine is
     assert_same_weights(tmp_path / "compiled", tmp_path / "plain")
-    assert json.loads((tmp_path / "compiled" / "summary.json").read_text())["wall_s"] < 2
+    trained_s = json.loads((tmp_path / "compiled" / "summary.json").read_text())["wall_s"]
+    assert trained_s < took_s / 4
 
 
 def catches_sigterm(pid):
@@ -148,15 +152,25 @@ def catches_sigterm(pid):
     return int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1
 
 
+# Is asked for its version, as g++, and takes a minute for all else.
+SLOW_COMPILER = """#!/bin/sh
+case "$*" in *-v*) exec g++ "$@";; esac
+exec sleep 60
+"""
+
+
 def test_compiling_needs_a_compiler_and_sigterm_does_not_wait_for_it(tmp_path):
+    compiler = tmp_path / "slow-g++"
+    compiler.write_text(SLOW_COMPILER)
+    compiler.chmod(0o755)
     options = [*JOB, "--steps", "100000", "--compile", "--out", str(tmp_path / "run")]
     without = hvdtrain("train", *options, env={"CXX": "nosuch"})
     assert without.returncode == 2 and "--compile needs a C++ compiler" in without.stdout
-    with started("forked", 1, *options) as job:
+    with started("forked", 1, *options, env={"CXX": str(compiler)}) as job:
         until(lambda: (tmp_path / "run" / "manifest.json").is_file())
         until(lambda: catches_sigterm(job.ranks()[0].pid))
         job.send_signal(signal.SIGTERM)
-        assert job.wait(5) == 143
+        assert job.wait(40) == 143
 
 
 def test_the_learning_rate_steps_down_by_epoch():

@@ -21,10 +21,10 @@ parent.end_with_starter(sys.argv[1].removesuffix("-by-recipe"), by_recipe="-" in
 print("begun", flush=True)
 while os.getppid() == starter:
     time.sleep(0.01)
-time.sleep(1)
+time.sleep(float(sys.argv[2]))
 print("lives")
 '''
-rank = subprocess.Popen([sys.executable, "-c", rank, sys.argv[1]], stdout=subprocess.PIPE)
+rank = subprocess.Popen([sys.executable, "-c", rank, *sys.argv[1:]], stdout=subprocess.PIPE)
 os.write(1, rank.stdout.readline())
 subprocess.Popen(["cat"], stdin=rank.stdout)
 """
@@ -35,7 +35,8 @@ subprocess.Popen(["cat"], stdin=rank.stdout)
     [("env", True), ("alone", True), ("horovodrun", False), ("env-by-recipe", False)],
 )
 def test_a_rank_that_was_started_by_hand_lives_on_after_logout(starter, lives):
-    words = [sys.executable, "-c", SSHD, starter]
+    until_it_tells_s = "1" if lives else "20"
+    words = [sys.executable, "-c", SSHD, starter, until_it_tells_s]
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=40, env=os.environ, start_new_session=True
     )

@@ -16,13 +16,13 @@ from helpers.jobs import (
     SETTINGS,
     adds_up,
     finish,
+    holds_tests_until,
     hvdtrain,
     make_images,
     ranks_of,
     run,
     slow_evaluations,
     slow_steps,
-    slow_tests,
     started,
     steps,
     until,
@@ -58,7 +58,7 @@ def interrupted(starter, ranks, out, first_worker, *options, pace=AFTER_FIVE_STE
         metrics = out / f"metrics.rank{first_worker}.jsonl"
         until(lambda: metrics.is_file() and metrics.read_text().count("\n") >= 5)
         job.send_signal(signal.SIGTERM if ranks == 1 else signal.SIGUSR1)
-        printed, _ = job.communicate(timeout=60)
+        printed, _ = job.communicate(timeout=100)
     assert job.returncode == 143, printed
     assert not (out / "summary.json").exists()
     return printed
@@ -83,7 +83,7 @@ def test_sigterm_to_a_server_alone_lets_the_job_save_and_leave(mode, wire, tmp_p
     with started("forked", 4, *SMALL, *served, "--out", str(out), first=slow_steps(0.05)) as job:
         until(lambda: (out / "metrics.rank2.jsonl").is_file() and len(steps(out, 2)) > 3)
         ranks_of(job)[1].send_signal(signal.SIGTERM)
-        printed, _ = job.communicate(timeout=60)
+        printed, _ = job.communicate(timeout=100)
     assert job.returncode == 143, printed
     assert "ended by SIGTERM at step" in printed and list((out / "snapshots").glob("step-*"))
 
@@ -112,7 +112,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
     done = run("forked", 2, *JOB, *options, "--out", str(whole))
     assert done.returncode == 0, done.stdout
     slow = "0:10x@step1-4"  # all of it before the run is stopped
-    printed = interrupted("forked", 2, cut, 0, *options, "--slow", slow, pace=slow_steps(0.1))
+    pace = slow_steps(0.4, after=5, before=0.1)
+    printed = interrupted("forked", 2, cut, 0, *options, "--slow", slow, pace=pace)
     assert (
         f"go on with --resume --out {cut}" in printed and "the last snapshot is of step" in printed
     )
@@ -269,7 +270,7 @@ def test_a_time_budget_ends_with_a_global_batch_and_snapshots_come_by_the_clock(
     assert sum(len(steps(out, rank)) for rank in (1, 2)) == 2 * summary(out)["steps"]
     saved = sorted(int(p.name[5:]) for p in (out / "snapshots").glob("step-*"))
     assert saved and summary(out)["snapshots"] == len(saved)
-    assert 4 < summary(out)["wall_s"] < 11
+    assert 4 < summary(out)["wall_s"] < 60  # steps without end would take as long as the test may
 
 
 def test_stop_at_target_stops_there(tmp_path):
@@ -310,7 +311,7 @@ def launched(out, *options, ranks=("-n", "1"), train=("--mode", "allreduce"), fi
 
 def refusal(job):
     """What a job says that does not begin."""
-    printed, _ = job.communicate(timeout=60)
+    printed, _ = job.communicate(timeout=100)
     assert job.returncode == 2, printed
     return printed
 
@@ -328,7 +329,7 @@ def test_a_launched_job_is_left_alone_while_it_runs_and_goes_on_later(tmp_path):
         assert "its job is still running" in refusal(launched(out, "--resume"))
         stopped = subprocess.run([HVDTRAIN, "stop", str(out)], **SETTINGS, timeout=90)  # by SIGTERM
         assert stopped.returncode == 0, stopped.stdout
-        printed, _ = job.communicate(timeout=60)
+        printed, _ = job.communicate(timeout=100)
     finally:
         finish(job)
     assert job.returncode == 143 and list((out / "snapshots").glob("step-*")), printed
@@ -389,7 +390,7 @@ def test_a_snapshot_that_could_not_be_saved_is_not_said_to_be(tmp_path):
         shutil.rmtree(out / "snapshots")
         (out / "snapshots").write_text("in the way")
         job.send_signal(signal.SIGTERM)
-        printed, _ = job.communicate(timeout=60)
+        printed, _ = job.communicate(timeout=100)
     assert job.returncode == 143
     assert "could not be saved" in printed and "no snapshot could be saved" in printed
 
@@ -413,7 +414,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
         with started("forked", 1, *options, "--snapshot-every", every, first=PACE) as job:
             until(lambda ready=ready: any(out.glob(ready)))
             job.send_signal(signal.SIGINT)
-            said, _ = job.communicate(timeout=60)
+            said, _ = job.communicate(timeout=100)
         assert job.returncode == 130 and f"hvdtrain: interrupted: {printed.format(out)}" in said, (
             said
         )
@@ -423,7 +424,7 @@ def test_a_usage_error_is_not_tried_again(tmp_path):
     job = launched(
         tmp_path / "run", "--retries", "3", train=("--mode", "allreduce", "--dataset", "nowhere")
     )
-    printed, _ = job.communicate(timeout=60)
+    printed, _ = job.communicate(timeout=100)
     assert job.returncode == 2 and "starting again" not in printed
 
 
@@ -438,7 +439,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path):
         time.sleep(0.5)
         assert job.poll() is None
         job.send_signal(signal.SIGTERM)
-        assert job.wait(5) == 143
+        assert job.wait(40) == 143
         assert not list((out / "snapshots").glob("step-*"))
 
 
@@ -460,11 +461,14 @@ def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
         "--threads",
         "1",
     ]
-    with started("forked", 1, *options, "--out", str(out), first=slow_tests(2)) as job:
+    told = tmp_path / "told"
+    first = holds_tests_until(told)
+    with started("forked", 1, *options, "--out", str(out), first=first) as job:
         until((out / "snapshots" / "final.safetensors").is_file)
         assert not (out / "summary.json").exists()
         job.send_signal(signal.SIGTERM)
-        printed, _ = job.communicate(timeout=60)
+        told.touch()
+        printed, _ = job.communicate(timeout=100)
     assert job.returncode == 0, printed
     assert "test_accuracy" in summary(out)
     told = "note: not used: 1 image: TrainData/a/x.tif"

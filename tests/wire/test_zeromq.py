@@ -355,9 +355,10 @@ def test_answers_that_came_before_the_connection_ended_count(ends):
     assert call(worker, "twice", 1) == [1, 1]
     waiting = [worker.call(0, "wait", timeout=6) for _ in range(3)]
     held, goes_on = threading.Event(), threading.Event()
-    worker._expire = lambda now: (held.set(), goes_on.wait(10))
-    assert held.wait(5)
+    worker._expire = lambda now: (held.set(), goes_on.wait(60))
+    assert held.wait(20)
     ends.endpoint.later.set_result("done")
+    assert worker._dealers[0].poll(20_000)  # its own thread is held; what is not sent yet is lost
     time.sleep(0.2)
     server.close()
     time.sleep(0.2)
