@@ -11,8 +11,9 @@ from collections import Counter
 import click
 import pytest
 from click.testing import CliRunner
+from helpers.foretold import FORETELLS_LITTLE
 from helpers.forked_jobs import forks_first
-from helpers.jobs import hvdtrain
+from helpers.jobs import hvdtrain, short_pilots
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.command import _ring_sizes, compare
 from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.grid import Axes, in_rounds, plan
-from hvdtrain.comparing.search import SPRINT_S, Search
+from hvdtrain.comparing.search import Search
 from hvdtrain.comparing.selection import contenders_to_repeat
 from hvdtrain.job.rank.command import train
 from hvdtrain.launch.hosts import Host, hosts_of_ranks
@@ -491,7 +492,8 @@ def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_pa
         "--workers",
         "2",
     ]
-    done = hvdtrain("compare", *words, "--steps", "4", "--out", out, first=forks_first())
+    first = forks_first() + FORETELLS_LITTLE
+    done = hvdtrain("compare", *words, "--steps", "4", "--out", out, first=first)
     assert done.returncode == 0, done.stdout
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -506,22 +508,17 @@ def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_pa
     assert "reference: 1 GPU" in (out / "report.html").read_text()
 
 
+PILOT_S = 0.3
+
+
 @pytest.mark.timeout(400)
-def test_sprints_after_a_pilot_and_a_training_end_with_an_answer(tmp_path):
+def test_sprints_after_a_pilot_and_a_training_end_with_an_answer(tmp_path, few_digits):
     out = tmp_path / "out"
-    words = [
-        "--modes",
-        "single,ps-sync",
-        "--width",
-        "0.0625",
-        "--sprint",
-        "0.3s",
-        "--repeats",
-        "1",
-        "--epochs",
-        "1",
-    ]
-    done = hvdtrain("compare", *words, "--out", out, first=forks_first(), timeout=380)
+    words = f"--modes single,ps-sync --width 0.0625 --dataset {few_digits} --batch-size 12"
+    sprints = "--sprint 0.3s --repeats 1 --epochs 1"
+    first = f"{forks_first()}{FORETELLS_LITTLE}{short_pilots(PILOT_S)}"
+    words = [*words.split(), *sprints.split(), "--out", out]
+    done = hvdtrain("compare", *words, first=first, timeout=380)
     assert done.returncode == 0, done.stdout
     names = [path.name for path in (out / "runs").iterdir()]
     assert "single-w1-r1" in names and any(name.startswith("ps-sync-w2-s1-") for name in names)
@@ -529,7 +526,7 @@ def test_sprints_after_a_pilot_and_a_training_end_with_an_answer(tmp_path):
     assert sorted(len(list(path.iterdir())) for path in (out / "pilot").iterdir()) == [2] * 4
     verdict = json.loads((out / "verdict.json").read_text())
     assert verdict["answer"] and verdict["tried"]["servers"]["settings"] == 2
-    assert verdict["tried"]["servers"]["seconds"] > 2 * 4 * SPRINT_S / 2
+    assert verdict["tried"]["servers"]["seconds"] > 2 * 4 * PILOT_S / 2
     assert (
         "settings tried first, in sprints that do not count: 2 of servers; left out: "
         in done.stdout

@@ -114,15 +114,15 @@ def test_a_tars_headers_are_bounded_before_they_are_read(kind, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (sparse_map(100_000), "a sparse file: not read"),
-        (tar_with(entry("cat/a.png", tarfile.GNUTYPE_SPARSE)), "a sparse file: not read"),
-        (tar_of_headers(tarfile.XHDTYPE, 30, 3000), "is damaged"),
-        (tar_with(entry("cat/" + "x" * 5000)), "a name of 5,004 characters: not read"),
+        (lambda: sparse_map(100_000), "a sparse file: not read"),
+        (lambda: tar_with(entry("cat/a.png", tarfile.GNUTYPE_SPARSE)), "a sparse file: not read"),
+        (lambda: tar_of_headers(tarfile.XHDTYPE, 30, 3000), "is damaged"),
+        (lambda: tar_with(entry("cat/" + "x" * 5000)), "a name of 5,004 characters: not read"),
     ],
     ids=["sparse map", "sparse", "headers of headers", "name"],
 )
 def test_what_else_a_header_can_ask_for(content, words, tmp_path):
-    (tmp_path / "in").write_bytes(content)
+    (tmp_path / "in").write_bytes(content())
     with pytest.raises(Failure, match=words) as refused:
         Tree(tmp_path / "in")
     assert "\n" not in str(refused.value)
@@ -176,18 +176,20 @@ def test_a_zip_by_methods_that_unpack_without_limit_is_refused(method, tmp_path)
 
 
 HOSTILE = {
-    "tar, parent": tar_with(entry("../evil.png")),
-    "tar, absolute": tar_with(entry("/tmp/evil.png")),
-    "tar, symbolic link": tar_with(entry("cat/link.png", tarfile.SYMTYPE, "/etc/passwd")),
-    "tar, device": tar_with(entry("cat/zero.png", tarfile.CHRTYPE)),
-    "zip, parent": zip_with("../evil.png"),
-    "zip, drive": zip_with("C:/evil.png"),
-    "zip, backslash": zip_with("..\\evil.png"),
-    "zip, symbolic link": zip_with("cat/link.png", b"/etc/passwd", stat.S_IFLNK | 0o777),
-    "zip, bomb": zip_with("cat/bomb.png", bytes(30_000_000), compression=zipfile.ZIP_DEFLATED),
-    "zip, no image": zip_with("cat/9.png", b"no image"),
-    "zip, two files in one": zip_with("CAT/0.png", archives.picture(5)),
-    "tgz, bomb": archives.tarred(GOOD | {"cat/bomb.png": bytes(60_000_000)}, "w:gz"),
+    "tar, parent": lambda: tar_with(entry("../evil.png")),
+    "tar, absolute": lambda: tar_with(entry("/tmp/evil.png")),
+    "tar, symbolic link": lambda: tar_with(entry("cat/link.png", tarfile.SYMTYPE, "/etc/passwd")),
+    "tar, device": lambda: tar_with(entry("cat/zero.png", tarfile.CHRTYPE)),
+    "zip, parent": lambda: zip_with("../evil.png"),
+    "zip, drive": lambda: zip_with("C:/evil.png"),
+    "zip, backslash": lambda: zip_with("..\\evil.png"),
+    "zip, symbolic link": lambda: zip_with("cat/link.png", b"/etc/passwd", stat.S_IFLNK | 0o777),
+    "zip, bomb": lambda: zip_with(
+        "cat/bomb.png", bytes(30_000_000), compression=zipfile.ZIP_DEFLATED
+    ),
+    "zip, no image": lambda: zip_with("cat/9.png", b"no image"),
+    "zip, two files in one": lambda: zip_with("CAT/0.png", archives.picture(5)),
+    "tgz, bomb": lambda: archives.tarred(GOOD | {"cat/bomb.png": bytes(60_000_000)}, "w:gz"),
 }
 
 
@@ -195,7 +197,7 @@ HOSTILE = {
 def test_a_hostile_archive_is_refused_in_a_line_and_leaves_nothing(content, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
-    (place / "in").write_bytes(content)
+    (place / "in").write_bytes(content())
     with pytest.raises(Failure) as refused:
         build("imagenet-slice", place / "out", images_from=place / "in")
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400

@@ -469,18 +469,18 @@ def encoded(picture, kind):
     ("content", "what"),
     [
         (
-            encoded(Image.new("1", (8001, 8001)), "PNG"),
+            lambda: encoded(Image.new("1", (8001, 8001)), "PNG"),
             "has 8,001 x 8,001 pixels, more than 64,000,000 in all",
         ),
         (
-            encoded(Image.new("1", (14_000, 14_000)), "PNG"),
+            lambda: encoded(Image.new("1", (14_000, 14_000)), "PNG"),
             "has 14,000 x 14,000 pixels, more than 64,000,000 in all",
         ),
         (
-            encoded(Image.new("1", (32, 32)), "TIFF"),
+            lambda: encoded(Image.new("1", (32, 32)), "TIFF"),
             "is not an image that can be read: it is a TIFF, and no PNG, JPEG, BMP, WEBP",
         ),
-        (b"x" * 30_000, "has 30,000 bytes, too many for an image"),
+        (lambda: b"x" * 30_000, "has 30,000 bytes, too many for an image"),
     ],
     ids=["pixels", "many pixels", "tiff", "bytes"],
 )
@@ -489,7 +489,7 @@ def test_training_and_building_refuse_the_same_with_the_same_words(
 ):
     monkeypatch.setattr(image, "MAX_BYTES", 25_000)
     path = archives.lay_out(tmp_path / "in", archives.class_folders("ab", 3)) / "a" / "0.png"
-    path.write_bytes(content)
+    path.write_bytes(content())
     for read in (
         lambda: one(path),
         lambda: native_side(ImageFolder(tmp_path, ("a", "b"), [(path, 0)], [])),

@@ -13,10 +13,10 @@ from helpers.jobs import BIN, ENV, HVDTRAIN
 import hvdtrain
 from hvdtrain.base.formatting import PLAINER, recoded, set_encoding
 
+# One whose encoding has the characters that are printed, with several bytes each, and one whose
+# encoding lacks some.
 LOCALES = {
     "ja_JP": ("EUC-JP", "euc_jp"),
-    "zh_TW": ("BIG5", "big5"),
-    "ko_KR": ("EUC-KR", "euc_kr"),
     "ru_RU": ("KOI8-R", "koi8_r"),
 }
 needs_localedef = pytest.mark.skipif(
@@ -94,7 +94,8 @@ def test_a_terminal_gets_the_characters_that_it_has():
     assert text.encode("koi8_r", PLAINER) == b"allreduce x2 -> 1-2 ..."
     assert "犬 √".encode("latin-1", PLAINER) == b"\\u72ac sqrt "
     assert recoded(text.encode(), "UTF-8") == text.encode()
-    assert recoded("× 犬\n".encode(), "euc_jp").decode("euc_jp") == "× 犬\n"
+    for encoding in ("euc_jp", "big5", "euc_kr"):
+        assert recoded("× 犬\n".encode(), encoding).decode(encoding) == "× 犬\n"
 
 
 def test_a_stream_that_became_a_pipe_gets_its_encoding():
@@ -151,5 +152,6 @@ def test_commands_work_in_a_locale_of_another_encoding(name, tmp_path):
     shown = call("report", out, "--out", tmp_path / "report")
     assert ("×2" if encoding != "koi8_r" else "x2") in shown
     assert "×" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    for command in (["doctor"], ["evaluate", out], ["launch", "--help"]):
-        call(*command)
+    if encoding == "koi8_r":
+        for command in (["doctor"], ["evaluate", out], ["launch", "--help"]):
+            call(*command)
