@@ -8,11 +8,11 @@ and answers, back the same way.
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from hvdtrain.base import modes
+from hvdtrain.job.buckets.send_queue import SendQueue
 from hvdtrain.planning.engine import (
     EventLoop,
     IoThread,
@@ -65,53 +65,12 @@ class _Hosts:
         return 1.0 if other is not self else 1 - 1 / self.group.hosts
 
 
-@dataclass
-class _PushWindow:
-    """What a group of workers pushes to the servers of one group of hosts.
-
-    Of the pieces that wait, the one that forward needs first goes first, as long as there is room
-    for its bytes. Without room one `extra` piece may go: the one that has waited longest, which
-    others may wait for (see buckets.exchange).
-
-    Attributes:
-        room: the most bytes under way.
-        queue: the numbers of the pieces that wait, in the order in which they came.
-        under_way: bytes that are not answered.
-        extra: the number of the extra piece under way.
-    """
-
-    room: float
-    queue: dict[int, None] = field(default_factory=dict)
-    under_way: float = 0.0
-    extra: int | None = None
-
-    def take_next(self, pieces: Sequence[Piece]) -> int | None:
-        """Takes the piece that goes next out of the queue; returns None where all have to wait."""
-        if not self.queue:
-            return None
-        number = min(self.queue)
-        if self.under_way and self.under_way + pieces[number].bytes > self.room:
-            if self.extra is not None:
-                return None
-            number = next(iter(self.queue))
-            self.extra = number
-        del self.queue[number]
-        self.under_way += pieces[number].bytes
-        return number
-
-    def answered(self, number: int, size: float) -> None:
-        """Makes room for other pieces."""
-        self.under_way -= size
-        if self.extra == number:
-            self.extra = None
-
-
 class _Client(Worker):
     """A group of workers on one group of hosts.
 
     Attributes:
         io: the workers' io threads, which send and receive.
-        windows: to each group of hosts.
+        queues: to each group of hosts, the pieces that wait.
         read: of each piece, the version of the weights that the workers have.
     """
 
@@ -122,10 +81,11 @@ class _Client(Worker):
         self.hosts = hosts
         self.io = IoThread(hosts.cores, times)
         most = scenario.under_way_bytes
-        self.windows = []
+        self.queues = []
         for target in job.hosts:
             own_part = most * target.servers / scenario.workers
-            self.windows.append(_PushWindow(min(most * max(1, target.servers), own_part)))
+            room = min(most * max(1, target.servers), own_part)
+            self.queues.append(SendQueue(room, lambda number: job.pieces[number].bytes))
         self.read = [0] * len(job.pieces)
 
 
@@ -189,13 +149,19 @@ class SimulatedServers(SimulatedJob):
 
     def send(self, worker: Worker, number: int) -> None:
         assert isinstance(worker, _Client)
-        window = worker.windows[self.pieces[number].owner]
-        window.queue[number] = None
-        self._push_waiting(worker, window)
+        queue = worker.queues[self.pieces[number].owner]
+        queue.add(number)
+        self._push_waiting(worker, queue)
 
-    def _push_waiting(self, client: _Client, window: _PushWindow) -> None:
-        """Pushes the pieces that wait, as long as there is room."""
-        while (number := window.take_next(self.pieces)) is not None:
+    def _push_waiting(self, client: _Client, queue: SendQueue) -> None:
+        """Pushes the pieces that wait, as far as they can be sent now."""
+        while True:
+            number = queue.next_with_room()
+            if number is None:
+                number = queue.next_over_limit()
+            if number is None:
+                return
+            queue.send(number)
             self._push(client, number)
 
     def _push(self, client: _Client, number: int) -> None:
@@ -292,10 +258,10 @@ class SimulatedServers(SimulatedJob):
 
     def _answered(self, client: _Client, number: int, version: int) -> None:
         piece = self.pieces[number]
-        window = client.windows[piece.owner]
-        window.answered(number, piece.bytes)
+        queue = client.queues[piece.owner]
+        queue.answered(number)
         client.read[number] = version
-        self._push_waiting(client, window)
+        self._push_waiting(client, queue)
         self.weights_arrived(client, number)
 
     def _cost(

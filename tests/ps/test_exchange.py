@@ -89,7 +89,7 @@ def test_a_worker_that_has_begun_no_step_has_nothing_to_wait_for(join):
 def test_all_workers_together_have_so_many_bytes_under_way(join):
     """16 bytes a bucket: two of them fit beside the one for which there is always room."""
     (alone, _), pushed = join(2, lambda: sync(2))
-    alone.room = 32
+    alone.queues[0].room = 32
     take(alone, 1)
     assert pushed[0] == [5, 4, 3]
 

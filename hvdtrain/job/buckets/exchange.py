@@ -21,6 +21,7 @@ from hvdtrain.base.numerics.clock import Stopwatch, Stretch
 from hvdtrain.base.numerics.flat import trained
 from hvdtrain.job.buckets.gradient_check import GradientCheck
 from hvdtrain.job.buckets.partition import BucketRange
+from hvdtrain.job.buckets.send_queue import SendQueue
 from hvdtrain.job.buckets.staging import Staging
 
 
@@ -206,6 +207,7 @@ class Exchange:
     Attributes:
         bucketer: takes the gradients.
         context: the context of the step whose gradients come next.
+        queues: for each server, the buckets that wait to be sent to it.
         waits: when wait_for waited, since the current step began.
         on_sent: called when a bucket was sent, for --trace; see ps.push_trace.
         on_answered: called when a bucket was answered, for --trace.
@@ -223,7 +225,6 @@ class Exchange:
     ) -> None:
         buckets = [lane.bucket for lane in lanes]
         self.lanes = lanes
-        self.room = room
         self._staging = staging
         self.patience = patience
         self.tell = tell
@@ -234,15 +235,12 @@ class Exchange:
         self._check: GradientCheck | None = None  # of the model whose gradients are taken
         self._stopwatch = Stopwatch(weights.device)
         self.waits: list[Stretch] = []
-        servers = {bucket.server for bucket in buckets}
         # Guards all that follows, and the lanes' freshness: other threads change them.
         self._changed = threading.Condition()
-        # By server: the numbers of the buckets that wait, as they became ready.
-        self._waiting: dict[int, list[int]] = {server: [] for server in servers}
-        # By server: bytes under way.
-        self._under_way = dict.fromkeys(servers, 0)
-        # By server: the bucket that is under way though there was no room.
-        self._over_limit: dict[int, int] = {}
+        self.queues = {
+            bucket.server: SendQueue(room, lambda number: self.lanes[number].size)
+            for bucket in buckets
+        }
         self._error: BaseException | None = None
         self._beginnings = 0  # see begin_again
 
@@ -338,10 +336,8 @@ class Exchange:
         with self._changed:
             self._beginnings += 1
             self._error = None
-            self._over_limit.clear()
-            for server in self._under_way:
-                self._waiting[server] = []
-                self._under_way[server] = 0
+            for queue in self.queues.values():
+                queue.clear()
             for lane in self.lanes:
                 lane.gradient = None
                 lane.is_fresh = True
@@ -385,20 +381,19 @@ class Exchange:
         """Sends this bucket and the others that wait, as far as there is room."""
         if ready:
             with self._changed:
-                self._waiting[ready.bucket.server].append(ready.number)
+                self.queues[ready.bucket.server].add(ready.number)
         while True:
             with self._changed:
                 number = self._next()
                 if number is None:
                     return
                 lane = self.lanes[number]
-                self._waiting[lane.bucket.server].remove(number)
-                self._under_way[lane.bucket.server] += lane.size
+                self.queues[lane.bucket.server].send(number)
             gradient = lane.gradient
             lane.gradient = None
             lane.sent_at = time.perf_counter()
             answer = lane.send(gradient)
-            self.on_sent(lane, sum(self._under_way.values()))
+            self.on_sent(lane, self._bytes_under_way())
             answer.add_done_callback(partial(self._answered, lane, self._beginnings))
 
     def _next(self) -> int | None:
@@ -406,21 +401,16 @@ class Exchange:
 
         Of the buckets that are next for their servers, the one that forward needs first is sent.
         """
-        free = []
-        for server, waiting in self._waiting.items():
-            if not waiting:
-                continue
-            first = min(waiting)
-            under_way = self._under_way[server]
-            if not under_way or under_way + self.lanes[first].size <= self.room:
-                free.append(first)
+        with_room = [queue.next_with_room() for queue in self.queues.values()]
+        free = [number for number in with_room if number is not None]
         if free:
             return min(free)
-        for server, waiting in self._waiting.items():
-            if waiting and server not in self._over_limit:
-                self._over_limit[server] = waiting[0]
-                return waiting[0]
-        return None
+        over_limit = (queue.next_over_limit() for queue in self.queues.values())
+        return next((number for number in over_limit if number is not None), None)
+
+    def _bytes_under_way(self) -> int:
+        """Returns how many bytes are under way to all servers."""
+        return sum(int(queue.under_way) for queue in self.queues.values())
 
     def _answered(self, lane: Any, beginnings: int, future: "Future[Any]") -> None:
         """Takes an answer, in a thread of the transport.
@@ -436,14 +426,11 @@ class Exchange:
             self.fail(lane.failure(error))
             return
         try:
-            server = lane.bucket.server
             with self._changed:
-                self._under_way[server] -= lane.size
-                if self._over_limit.get(server) == lane.number:
-                    del self._over_limit[server]
+                self.queues[lane.bucket.server].answered(lane.number)
             self._send()
             lane.take(answer)
-            self.on_answered(lane, came, sum(self._under_way.values()))
+            self.on_answered(lane, came, self._bytes_under_way())
             with self._changed:
                 lane.is_fresh = True
                 self._changed.notify_all()
