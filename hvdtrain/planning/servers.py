@@ -72,6 +72,8 @@ class _Client(Worker):
         io: the workers' io threads, which send and receive.
         queues: to each group of hosts, the pieces that wait.
         read: of each piece, the version of the weights that the workers have.
+        ready_in: of each piece, the step whose gradient was ready last. The workers may have gone
+            on to the next step when it is pushed.
     """
 
     def __init__(self, job: "SimulatedServers", hosts: _Hosts, times: int, factor: float) -> None:
@@ -87,6 +89,7 @@ class _Client(Worker):
             room = min(most * max(1, target.servers), own_part)
             self.queues.append(SendQueue(room, lambda number: job.pieces[number].bytes))
         self.read = [0] * len(job.pieces)
+        self.ready_in = [0] * len(job.pieces)
 
 
 @dataclass(slots=True)
@@ -150,6 +153,7 @@ class SimulatedServers(SimulatedJob):
     def send(self, worker: Worker, number: int) -> None:
         assert isinstance(worker, _Client)
         queue = worker.queues[self.pieces[number].owner]
+        worker.ready_in[number] = worker.step
         queue.add(number)
         self._push_waiting(worker, queue)
 
@@ -177,7 +181,7 @@ class SimulatedServers(SimulatedJob):
         receive_s = (receive_s + gigabytes * codec.decode_ms_per_mb) / server.servers
         # The server takes the first while others are still on the wire, and the last after all.
         read = client.read[number]
-        accept = Join(2, partial(self._accept, client, number, client.step, read))
+        accept = Join(2, partial(self._accept, client, number, client.ready_in[number], read))
         first_came = partial(server.io.do, (client.times - 1) * receive_s, accept)
         all_came = partial(server.io.do, receive_s, accept)
         transfer = _Transfer(

@@ -360,3 +360,16 @@ def test_1024_workers_of_vgg16_take_seconds():
     ):
         simulate(scenario(mode, 1024, servers, placement=placement, jitter=0.05), steps=3)
     assert time.process_time() - began < 20
+
+
+def test_a_piece_that_waits_for_room_is_pushed_in_the_step_that_it_is_of():
+    """Its worker may have begun the next one, and nobody is to wait for the piece's next push."""
+    sizes = [(3_000, 2), (2_000_000, 10), (9_000_000, 4), (40_000, 1)]
+    own = tuple(Layer(size, ms / 1e3, 2 * ms / 1e3) for size, ms in sizes)
+    settings = {"bandwidth_gbit": 10.0, "placement": "shared", "workers_per_host": 2, "cores": 4}
+    settings |= {"transport": Transport(20, 5, 0.1, 0.2, 0.1, 0.3, 0.5), "jitter": 0.1}
+    for servers in (1, 4):
+        job = Scenario(
+            "ps-ssp", own, 3, servers, staleness=0, under_way_bytes=6 * 2**20, seed=3, **settings
+        )
+        assert simulate(job).step_s < 1
