@@ -86,7 +86,7 @@ def train(training: Training, loader: Batches, validation: Batches) -> list[floa
     world = training.job.world
     sampler = _sampler(training, len(loader.samples))
     steps = training.job.steps
-    shares = make_shares(config, sampler, sync, steps, loader.ahead + AHEAD)
+    shares = make_shares(config, sampler, sync, steps, history.step, loader.ahead + AHEAD)
     has_joined = world.joined is not None
     barrier = StepBarrier(config, sync.group, steps, history.wall_s, may_depart=has_joined)
     stepper = _stepper(training, sampler, loader.sample, steps)
@@ -104,7 +104,7 @@ def train(training: Training, loader: Batches, validation: Batches) -> list[floa
     while not decision.over:
         epoch = history.step // sampler.steps_per_epoch + 1
         if sync.group.leads and isinstance(shares, LeasedShares):
-            shares.open(partial(_state, training, sampler))
+            shares.open(partial(_state, training))
         timer = Timer(history.wall_s + age_s)
         age_s = 0.0  # after its first round, a worker that has joined has the others' time
         decision = _take_round(training, loader, shares, barrier, stepper, timer)
@@ -153,7 +153,7 @@ def _take_round(
     history = training.history
     clock = stepper.clock
     clock.start()
-    ring = sync.let_join(partial(_state, training, shares.sampler))
+    ring = sync.let_join(partial(_state, training))
     if ring:
         # A worker that has just joined does not know at which step the others planned to meet.
         barrier.next_step = 0
@@ -259,22 +259,10 @@ def _after_round(
     return decision
 
 
-def _state(training: Training, sampler: BatchSampler) -> dict[str, Any]:
-    """Returns the state of the workers, for a worker that joins before their next meeting.
-
-    `sizes` tell the servers how many samples a share has: see samples_of_share.
-    """
-    config = training.job.config
-    sizes = {
-        "samples": sampler.samples,
-        "batch_size": sampler.batch_size,
-        "every": config.local_steps or 1,
-        "after": training.history.step,
-        "until": config.total_steps(sampler.samples),
-    }
+def _state(training: Training) -> dict[str, Any]:
+    """Returns the state of the workers, for a worker that joins before their next meeting."""
     return {
         "history": asdict(training.history),
-        "sizes": sizes,
         "buffers": [buffer.cpu() for buffer in statistics(training.model)],
     }
 

@@ -193,6 +193,7 @@ class LeasedShares(Shares):
         sampler: the order of training.
         sync: leases the shares.
         steps: the number of global batches of the job; None where time decides.
+        first: the step of the snapshot that the job goes on from, or 0.
         every: H with --local-steps H, else 1. A worker leases its shares of so many steps at once.
             They are in one push, and count together or not at all.
 
@@ -204,11 +205,12 @@ class LeasedShares(Shares):
     last_part = "barrier"  # waiting for the last worker's last share
 
     def __init__(
-        self, sampler: BatchSampler, sync: LeasesShares, steps: int | None, every: int
+        self, sampler: BatchSampler, sync: LeasesShares, steps: int | None, first: int, every: int
     ) -> None:
         super().__init__(sampler)
         self.sync = sync
         self.steps = steps
+        self.first = first
         self.every = every
         self.reached = 0
         self._answered_at = 0.0
@@ -219,7 +221,14 @@ class LeasedShares(Shares):
         Args:
             state: returns the state that workers find who join.
         """
-        self.sync.open_for_joining(state())
+        sizes = {  # the arguments of samples_of_share
+            "samples": self.sampler.samples,
+            "batch_size": self.sampler.batch_size,
+            "every": self.every,
+            "after": self.first,
+            "until": self.steps,
+        }
+        self.sync.open_for_joining(state() | {"sizes": sizes})
 
     def after(self, step: int) -> Iterator[Share]:
         """Yields shares of the steps after this one until all shares of the epoch are trained on.
@@ -275,7 +284,12 @@ class LeasedShares(Shares):
 
 
 def make_shares(
-    config: RunConfig, sampler: BatchSampler, sync: Synchroniser, steps: int | None, ahead: int
+    config: RunConfig,
+    sampler: BatchSampler,
+    sync: Synchroniser,
+    steps: int | None,
+    first: int,
+    ahead: int,
 ) -> Shares:
     """Returns the shares that this worker trains on.
 
@@ -284,11 +298,12 @@ def make_shares(
         sampler: the order of training.
         sync: connects this worker to the others.
         steps: the number of steps of the job; None where time decides.
+        first: the step of the snapshot that the job goes on from, or 0.
         ahead: how many shares may be read before they are trained on.
     """
     if not modes.declared(config.mode).lockstep:
         assert isinstance(sync, LeasesShares)
-        return LeasedShares(sampler, sync, steps, config.local_steps or 1)
+        return LeasedShares(sampler, sync, steps, first, config.local_steps or 1)
     # The lag is longer than `ahead`: a cut is known one step after its barrier, and then the next
     # share has been taken to be read.
     if config.shares == "measured":
