@@ -1,5 +1,7 @@
 """A worker's end of the exchange, joined to a server by plain calls in place of the wire."""
 
+import threading
+
 import pytest
 import torch
 from helpers.buckets import LR, make_server, stale, sync
@@ -28,6 +30,8 @@ def join(monkeypatch):
             joined_servers[piece.server].install(piece.number, torch.zeros(4))
 
         class Wire:
+            condition = threading.Condition
+
             def call(self, rank, method, number, push):
                 pushed[push.worker].append(number if servers == 1 else (rank, number))
                 return as_future(getattr(joined_servers[rank], method)(number, push))

@@ -1,5 +1,6 @@
 """Who of the workers is there, as a server sees to it."""
 
+import threading
 import time
 
 import pytest
@@ -19,6 +20,8 @@ class WatchedWire:
     Attributes:
         ended: by rank, who is told so.
     """
+
+    condition = threading.Condition
 
     def __init__(self):
         self.ended, self.endpoints = {}, {}

@@ -203,6 +203,7 @@ class Exchange:
         patience: seconds of a wait after which `tell` is called, again and again. The wait goes on:
             whoever knows that a rank is lost calls `fail`.
         tell: called with a line about a wait.
+        changed: notified when a bucket has come; by default a condition of its own.
 
     Attributes:
         bucketer: takes the gradients.
@@ -222,6 +223,7 @@ class Exchange:
         room: int,
         patience: float | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        changed: threading.Condition | None = None,
     ) -> None:
         buckets = [lane.bucket for lane in lanes]
         self.lanes = lanes
@@ -236,7 +238,7 @@ class Exchange:
         self._stopwatch = Stopwatch(weights.device)
         self.waits: list[Stretch] = []
         # Guards all that follows, and the lanes' freshness: other threads change them.
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         self.queues = {
             bucket.server: SendQueue(room, lambda number: self.lanes[number].size)
             for bucket in buckets

@@ -182,7 +182,7 @@ class PushExchange(Exchange):
         ]
         servers = {bucket.server for bucket in buckets}
         room = UNDER_WAY // max(len(servers), workers)
-        super().__init__(lanes, sizes, weights, staging, room, patience, tell)
+        super().__init__(lanes, sizes, weights, staging, room, patience, tell, wire.condition())
         no_step = StepContext(0, 0.0, None, PushStatus(0))  # there is nothing to wait for yet
         self.begin(no_step)
 

@@ -18,6 +18,7 @@ from hvdtrain.base.numerics.compression import Compressor
 from hvdtrain.base.numerics.optimizers import make_exchange_optimizer
 from hvdtrain.base.system import trace
 from hvdtrain.base.system.preempt import deferred_sigterm, termination_requested
+from hvdtrain.base.world.place import World
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.ps.bucket import Bucket
 from hvdtrain.job.ps.crash_memory import CrashMemory
@@ -26,7 +27,6 @@ from hvdtrain.job.ps.policy import Policy
 from hvdtrain.job.ps.server import Server
 from hvdtrain.job.ps.server_metrics import Load, ServerMetrics, last_row, traced
 from hvdtrain.job.ps.worker_monitor import WorkerMonitor
-from hvdtrain.job.wire.heartbeat import end_when_silent
 from hvdtrain.job.wire.rendezvous import reach_store, serve_store, store_address
 from hvdtrain.job.wire.wire import Wire, start, start_again
 from hvdtrain.runs.join_info import (
@@ -86,7 +86,9 @@ def serve(
     memory = None
     if is_open and servers_return(config):
         memory = CrashMemory(killed.memory_fd if killed else None)
-    server = _make_server(job, make_policy, memory, killed is not None)
+    load = Load(last_row(job.folder, world.rank) if killed else None)
+    journal = Journal(memory, job.folder if config.record else None, world.rank)
+    server = make_server(config, world, make_policy, load, journal)
     store: Store | None
     if killed:
         wire, store = _come_back(job, server, killed)
@@ -97,10 +99,10 @@ def serve(
         )
     else:
         store = job.meet()
-        if world.rank and not memory:
-            end_when_silent(world, store, config.timeout)
         # With the server, since a worker may call as soon as the wire is there.
         wire = start(world, store, config.timeout, server, config.wire)
+        if world.rank and not memory:
+            wire.end_when_silent(world, store, config.timeout)
         server.shared.join(world, store, config.timeout)
         address = store_address(world, store)
     # All ranks have met: the first worker has made the folder.
@@ -137,14 +139,18 @@ def serve(
             restart_info.unlink(missing_ok=True)
 
 
-def _make_server(
-    job: Job, make_policy: MakePolicy, memory: CrashMemory | None, recovered: bool
+def make_server(
+    config: RunConfig, world: World, make_policy: MakePolicy, load: Load, journal: Journal
 ) -> Server:
-    """Makes the server, with all that the crash memory has."""
-    config = job.config
-    world = job.world
-    load = Load(last_row(job.folder, world.rank) if recovered else None)
-    journal = Journal(memory, job.folder if config.record else None, world.rank)
+    """Makes the server, with all that its journal's crash memory has.
+
+    Args:
+        config: the configuration of the run.
+        world: where the server is.
+        make_policy: makes a bucket's policy.
+        load: counts what the server does.
+        journal: writes down what the server does.
+    """
 
     def make_bucket(
         number: int, weights: torch.Tensor, optimizer: Mapping[str, Any] | None = None
@@ -155,7 +161,7 @@ def _make_server(
             return load.time_steps_of(make_exchange_optimizer(of_job, parameters, world.workers))
 
         policy = make_policy(world.workers, config)
-        return Bucket(weights, make_optimizer, policy, answers_again=memory is not None)
+        return Bucket(weights, make_optimizer, policy, answers_again=journal.memory is not None)
 
     decode = None
     if config.compression != "none":

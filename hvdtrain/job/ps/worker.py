@@ -26,7 +26,7 @@ from hvdtrain.job.coordination.server_group import ServerGroup
 from hvdtrain.job.coordination.synchroniser import NO_STATE, OwnState
 from hvdtrain.job.ps.exchange import PushExchange
 from hvdtrain.job.ps.push_trace import PushTrace
-from hvdtrain.job.wire.heartbeat import TOLD_AFTER, end_when_silent, wait_for_ranks
+from hvdtrain.job.wire.heartbeat import TOLD_AFTER, wait_for_ranks
 from hvdtrain.job.wire.messages import PushStatus
 from hvdtrain.job.wire.shared import SharedMemory
 from hvdtrain.job.wire.wire import start
@@ -73,7 +73,7 @@ class PushPull(LeasingCarrier):
             self.wire.returned = self.shared.replace_receiver
             self.wire.returning = frozenset(range(self.world.servers))
         else:
-            end_when_silent(self.world, self.store, self.timeout)
+            self.wire.end_when_silent(self.world, self.store, self.timeout)
         self.wire.asked_to_leave = note_servers_request
         for server in range(self.world.servers):
             self.wire.watch(server, self.timeout, partial(self._server_ended, server))

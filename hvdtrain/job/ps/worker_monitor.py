@@ -6,11 +6,11 @@ that trains on the same share then.
 """
 
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from hvdtrain.base.errors import Failure
@@ -61,7 +61,8 @@ class WorkerMonitor:
         self.present = set(server.roster.present)
         self.at_work = len(self.present)
         # A worker, and why it ended: "" where it is done, None where it has joined.
-        self._events: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
+        self._events: deque[tuple[int, str | None]] = deque()
+        self._changed = wire.condition()  # notified when there is another event
         self._ended: set[int] = set()
         self._log: MembershipLog | None = None
         self._join_info: Path | None = None
@@ -71,7 +72,7 @@ class WorkerMonitor:
             server.calls["lives"] = self._lives
             if is_open:
                 self._join_info = self._write_join_info(job, store)
-        server.departed = lambda worker: self._events.put((worker, LEFT))
+        server.departed = lambda worker: self._has_ended(worker, LEFT)
         if recovered:
             self._finish_interrupted_changes()
         for worker in sorted(self.present):
@@ -107,11 +108,11 @@ class WorkerMonitor:
                 server.handle(server.leases, server.leases.lose, worker)
                 self.present.discard(worker)
             elif worker in server.roster.departed:
-                self._events.put((worker, LEFT))
+                self._has_ended(worker, LEFT)
         for worker, life in members.items():
             if life.why and worker not in server.leases.lost:  # other servers may not know yet
                 self.present.add(worker)
-                self._events.put((worker, life.why))
+                self._has_ended(worker, life.why)
         self.at_work = len(self.present)
 
     def until_all_have_ended(self) -> None:
@@ -121,12 +122,7 @@ class WorkerMonitor:
             Failure: a worker was lost, and the others cannot go on; or all were.
         """
         while self.at_work or not self.present:
-            # Where all workers are lost, one that is started again goes on where they were.
-            limit = None if self.at_work else self.config.timeout
-            try:
-                worker, why = self._events.get(timeout=limit)
-            except Empty:
-                raise Failure("all workers are lost, and none came back") from None
+            worker, why = self._next_event()
             if why is None:
                 self.present.add(worker)
                 self.at_work += 1
@@ -154,7 +150,26 @@ class WorkerMonitor:
         self.wire.watch(self.world.servers + worker, self.config.timeout, ended)
 
     def _has_ended(self, worker: int, why: str) -> None:
-        self._events.put((worker, why))
+        self._note(worker, why)
+
+    def _note(self, worker: int, why: str | None) -> None:
+        """Leaves an event to `until_all_have_ended`."""
+        with self._changed:
+            self._events.append((worker, why))
+            self._changed.notify_all()
+
+    def _next_event(self) -> tuple[int, str | None]:
+        """Blocks until there is another event; returns it.
+
+        Raises:
+            Failure: all workers are lost, and none has come back within the timeout.
+        """
+        # Where all workers are lost, one that is started again goes on where they were.
+        limit = None if self.at_work else self.config.timeout
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._events, limit):
+                raise Failure("all workers are lost, and none came back")
+            return self._events.popleft()
 
     def _arrived(self, worker: int, endpoint: str, pid: int) -> dict[str, Any]:
         """Watches a worker that joins.
@@ -166,7 +181,7 @@ class WorkerMonitor:
         self.wire.endpoints[self.world.servers + worker] = endpoint
         roster = self.server.roster
         self.server.handle(roster, roster.know, {"others": dict(self.wire.endpoints)})
-        self._events.put((worker, None))
+        self._note(worker, None)
         self._watch(worker)
         return {"rank": life.rank, "incarnation": life.incarnation} if life else {}
 

@@ -68,7 +68,9 @@ class Requests:
         self._problem: Failure | None = None  # why this process leaves, if not in order
         self._watches: list[Future[str]] = []  # open until this process leaves, or for a while
         self._lock = threading.Lock()
-        threading.Thread(target=self._answer_watches, daemon=True, name="answers watches").start()
+        self._answers = threading.Thread(
+            target=self._answer_watches, daemon=True, name="answers watches"
+        )
 
     def waited(self, method: str, seconds: float) -> None:
         """Tells the endpoint how long a call waited for a thread."""
@@ -89,8 +91,10 @@ class Requests:
         with self._lock:
             if self._leaving.is_set():
                 self._answer(future, True)
-            else:
-                self._watches.append(future)
+                return future
+            self._watches.append(future)
+            if not self._answers.ident:  # this is the first watch
+                self._answers.start()
         return future
 
     def _answer_watches(self) -> None:

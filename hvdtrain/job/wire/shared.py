@@ -92,6 +92,7 @@ class SharedMemory:
         self.on = False
         self.pid = os.getpid()
         self.file = os.memfd_create(_NAME)
+        weakref.finalize(self, os.close, self.file).atexit = False
         os.ftruncate(self.file, FLAGS)
         self._flags = mmap.mmap(self.file, FLAGS)
         self._slots: list[_Slot] = []

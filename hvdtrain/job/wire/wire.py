@@ -23,6 +23,7 @@ from torch.futures import Future
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.network import WIRE_KEY
 from hvdtrain.base.world.place import World
+from hvdtrain.job.wire import heartbeat
 from hvdtrain.job.wire.messages import CONNECTION_ENDED, NO_ANSWER, no_answer
 from hvdtrain.job.wire.rendezvous import leave
 from hvdtrain.job.wire.requests import (
@@ -34,8 +35,14 @@ from hvdtrain.job.wire.requests import (
     Requests,
 )
 
-# The module of each wire, whose `connect` returns a Wire.
-WIRES = {"rpc": "hvdtrain.job.wire.rpc", "zmq": "hvdtrain.job.wire.zeromq"}
+# The module of each wire, whose `connect` returns a Wire. LOCAL is between ranks of one process, and
+# no option: see wire.local.
+LOCAL = "local"
+WIRES = {
+    "rpc": "hvdtrain.job.wire.rpc",
+    "zmq": "hvdtrain.job.wire.zeromq",
+    LOCAL: "hvdtrain.job.wire.local",
+}
 # A rank is lost when it does not answer so many calls in a row, which take the timeout together.
 WATCH_TRIES = 2
 
@@ -88,6 +95,14 @@ class Wire(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leaves without waiting for anybody."""
+
+    def condition(self) -> threading.Condition:
+        """Returns a condition for a thread that waits for what this wire brings."""
+        return threading.Condition()
+
+    def end_when_silent(self, world: World, store: Store, timeout: float) -> None:
+        """Ends this process when a rank that it needs is silent: see wire.heartbeat."""
+        heartbeat.end_when_silent(world, store, timeout)
 
     def result(
         self,

@@ -1,440 +1,562 @@
-"""Playback of a recorded run in one process.
+"""Playback of a recorded run: its workers and servers once more, in one process.
 
-Each bucket gets its pushes in the order of its ledger. A worker computes its next gradient as soon
-as it has the weights that, by the ledgers, its next pushes have read.
+They are the workers and servers of any job. Their messages come in the order that the ledgers have,
+over the wire between ranks of one process. The ledgers tell besides when each worker got which
+version, which in the run depended on messages that no ledger has.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
-from itertools import chain
+import dataclasses
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from hvdtrain.base import modes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.numerics.compression import Compressor
-from hvdtrain.base.numerics.flat import flatten_weights, trained
-from hvdtrain.base.numerics.optimizers import lr_at, make_exchange_optimizer
+from hvdtrain.base.numerics.slowdown import Slowdown
+from hvdtrain.base.world.place import World
 from hvdtrain.data.augment import Augment
 from hvdtrain.data.find import find_dataset_of
 from hvdtrain.data.folder import ImageFolder
-from hvdtrain.data.loader import open_loader
+from hvdtrain.data.loader import Batches, open_loader
 from hvdtrain.data.sampling import BatchSampler, Share
-from hvdtrain.job.buckets.local_steps import LocalSteps
-from hvdtrain.job.buckets.partition import BucketRange, cut
+from hvdtrain.job.buckets.local_rounds import LocalRounds
+from hvdtrain.job.coordination.job import Job
+from hvdtrain.job.coordination.synchroniser import Synchroniser
 from hvdtrain.job.ps.bucket import Bucket
+from hvdtrain.job.ps.journal import Journal
+from hvdtrain.job.ps.policy import Policy, PolicyDecision, Release, Update
+from hvdtrain.job.ps.serve import make_server
+from hvdtrain.job.ps.server import Server
+from hvdtrain.job.ps.server_metrics import Load
+from hvdtrain.job.ps.worker import PushPull
 from hvdtrain.job.training.device import set_up
-from hvdtrain.job.training.feed import Normalise
 from hvdtrain.job.training.model import image_side, initial_model, trial_inputs
-from hvdtrain.job.training.step import backward
-from hvdtrain.job.wire.messages import FreshWeights, LedgerLine, Push
+from hvdtrain.job.training.shares import Shares
+from hvdtrain.job.training.step import Stepper
+from hvdtrain.job.wire.local import Delivery, Event, LocalNetwork, StandsStill, Turn
+from hvdtrain.job.wire.messages import LedgerLine, Part, Push
+from hvdtrain.job.wire.wire import LOCAL, start
 from hvdtrain.models.pretrained import load_pretrained
 from hvdtrain.tools.checks.ledger import Leases, Lines
 
+NEVER = 10**9  # seconds: a replay waits as long as it computes
 
-class Replica:
-    """One worker of the run, as far as it has been replayed.
 
-    Args:
-        number: The number of the worker.
-        config: The configuration of the run.
-        data: The data set.
-        joins: Whether the worker joined later. Then it first reads each bucket at the version that
-            its first push has read.
+class Contradiction(Exception):
+    """The run is repeated, and something is not as its ledgers have it."""
+
+
+class Trainee(Protocol):
+    """A worker's model, and how the worker takes a step.
 
     Attributes:
-        bucket_ranges: The range of each bucket in the flat weights.
-        local: The local steps of the worker, if the run has any.
-        outer: The weights that answers are written to, [weights] float32.
-        compressors: The codec of each bucket.
-        versions: The version of each bucket that the worker has read.
-        shares: For each push to come its step, as the worker counts, and the shares.
-        step: The step of the gradient that is encoded; 0 before the first.
-        share: The last share of that gradient.
-        encoded: The gradient, encoded for each bucket.
-        pushed: The buckets that have got the gradient; None if there is none to push.
-        answers: The answers of these buckets, as far as they have come.
+        model: the model.
     """
 
-    def __init__(self, number: int, config: RunConfig, data: ImageFolder, joins: bool) -> None:
-        self.number = number
-        self.joins = joins
+    model: nn.Module
+
+    def prepare(self, sync: Synchroniser) -> None:
+        """Takes what connects the worker to the others, before its first step."""
+
+    def take(self, share: Share) -> None:
+        """Takes a step with a share."""
+
+
+class ImageTrainee:
+    """A worker's model that is trained on images, as in any job.
+
+    Args:
+        job: the job.
+        data: the data set.
+        loader: reads the images of shares.
+    """
+
+    def __init__(self, job: Job, data: ImageFolder, loader: Batches) -> None:
+        config = job.config
+        self.job = job
+        self.loader = loader
         self.model = initial_model(config, len(data.classes), trial_inputs(config, data))
         if config.pretrained:
             load_pretrained(self.model, config.model, config.pretrained)
         self.model.train()
-        self.weights = flatten_weights(self.model)
-        sizes = [parameter.numel() for parameter in trained(self.model)]
-        self.bucket_ranges = cut(sizes, config.servers, config.bucket_elements)
-        self.local: LocalSteps | None = None
-        self.outer = self.weights
-        if config.local_steps:
-            self.local = LocalSteps(
-                config, self.model, self.weights, self.weights.clone(), self.bucket_ranges
-            )
-            self.outer = self.local.outer
-        self.compressors = [
-            Compressor(config.compression, bucket_range.lengths)
-            for bucket_range in self.bucket_ranges
-        ]
-        self.versions = [0] * len(self.bucket_ranges)
-        self.shares: deque[tuple[int, list[Share]]] = deque()
-        self.step = 0
-        self.share: Share | None = None
-        self.encoded: list[list[torch.Tensor]] = []
-        self.pushed: set[int] | None = None
-        self.answers: dict[int, FreshWeights] = {}
 
-    def trains_in(self, epoch: int) -> bool:
-        """Returns whether the next push has shares of this epoch."""
-        if not self.shares:
-            return False
-        _, shares = self.shares[0]
-        return shares[0].epoch == epoch
+    def prepare(self, sync: Synchroniser) -> None:
+        torch.set_num_threads(self.job.threads)
+        module = sync.prepare(self.model)
+        slowdown = Slowdown("none", self.job.world.member, self.job.config.seed)
+        self.stepper = Stepper(self.job, self.model, sync, module, self.job.steps, slowdown)
+
+    def take(self, share: Share) -> None:
+        [(_, (images, labels))] = self.loader.batches([share])
+        self.stepper.take(share, images, labels, elapsed_s=0.0)
 
 
 class RecordedBucket:
-    """One bucket of the run, as far as it has been replayed.
+    """What the ledger has of one bucket, as far as it is still to come.
 
     Args:
-        bucket_range: The range of the bucket in the flat weights.
-        bucket: The bucket.
-        lines: The lines of its ledger.
-        in_lockstep: Whether the mode waits for all pushes of a step.
+        name: the ledger, in words.
+        number: the bucket's number.
+        lines: the lines of its ledger.
+        last_steps: the last step of each worker that is repeated.
 
     Attributes:
-        left_out: Worker and step of pushes that changed nothing, because the bucket had another
-            worker's push of the same share. The ledger has them before pushes that still wait for a
-            step.
-        to_come: The other pushes that are still to come, in order.
-        delivered: The pushes that have come and are not part of a step yet.
-        reads: For each worker the versions that its pushes to come have read.
-        read_early: For each worker the versions that it reads after a push that was left out.
-        kept: Answers with such versions, by worker and version.
+        to_come: the pushes that an update is made of, as far as they have not come, in order.
+        came: pushes of these that have come, and are part of no update yet.
+        left_out: pushes that change nothing, by worker and step, each with the version that the
+            bucket has when it comes. The ledger has them before pushes that wait for an update.
+        reads: for each worker, the versions that its pushes to come have read.
+        version: returns the version that the bucket has now.
     """
 
     def __init__(
-        self,
-        bucket_range: BucketRange,
-        bucket: Bucket,
-        lines: Sequence[LedgerLine],
-        in_lockstep: bool,
+        self, name: str, number: int, lines: Sequence[LedgerLine], last_steps: Mapping[int, int]
     ) -> None:
-        self.bucket_range = bucket_range
-        self.bucket = bucket
-        self.in_lockstep = in_lockstep
-        self.left_out: set[tuple[int, int]] = set()
-        if not in_lockstep:
-            self.left_out = {(line.worker, line.step) for line in lines if line.version is None}
+        self.name = name
+        self.number = number
+        made = Counter(line.version for line in lines if line.version is not None)
+        # An update of fewer pushes than others was made when nobody was to push more.
+        most = max(made.values(), default=0)
+        self.flushed = {version for version, pushes in made.items() if pushes < most}
         self.to_come: deque[LedgerLine] = deque()
-        self.delivered: deque[LedgerLine] = deque()
-        self.reads: dict[int, deque[int]] = defaultdict(deque)
-        self.read_early: dict[int, set[int]] = defaultdict(set)
-        self.kept: dict[tuple[int, int], FreshWeights] = {}
+        self.came: deque[LedgerLine] = deque()
+        self.left_out: dict[tuple[int, int], int] = {}
+        self.reads: dict[int, deque[int]] = {worker: deque() for worker in last_steps}
+        self.version: Callable[[], int] = lambda: 0
+        version = 0
         for line in lines:
-            if (line.worker, line.step) not in self.left_out:
+            if line.version is not None:
+                version = line.version
                 self.to_come.append(line)
-        for line in sorted(lines, key=lambda line: (line.worker, line.step)):
-            self.reads[line.worker].append(line.version_read)
-            if (line.worker, line.step - 1) in self.left_out:
-                self.read_early[line.worker].add(line.version_read)
+            elif line.step <= last_steps.get(line.worker, 0):
+                self.left_out[line.worker, line.step] = version
+        for line in sorted(lines, key=lambda line: line.step):
+            if line.step <= last_steps.get(line.worker, 0):
+                self.reads[line.worker].append(line.version_read)
 
-    def flush(self) -> None:
-        """Makes a step of fewer pushes than usual, if the ledger has no other push of the step."""
-        if self.in_lockstep or not self.delivered:
-            return
-        version = self.delivered[0].version
-        if version is None:
-            return
-        if not self.to_come or self.to_come[0].version != version:
-            self.bucket.flush()
-            self.check()
+    def is_left_out(self, push: Push) -> bool:
+        """Returns whether a push changes nothing."""
+        return (push.worker, push.step) in self.left_out
 
-    def answer(self, worker: Replica, is_waited_for: bool) -> FreshWeights | None:
-        """Returns the answer with the version that the worker's next push has read.
+    def is_due(self, push: Push) -> bool:
+        """Returns whether a push comes next, of those that are on their way."""
+        if self.is_left_out(push):
+            return self.left_out[push.worker, push.step] == self.version()
+        if not self.to_come or (push.worker, push.step) != _key(self.to_come[0]):
+            return False
+        is_last = len(self.to_come) == 1 or self._follows(self.to_come[1])
+        makes_update = is_last and self.to_come[0].version not in self.flushed
+        return not (makes_update and self._awaits_left_out())
 
-        Args:
-            worker: The worker.
-            is_waited_for: Whether the worker waits for this bucket.
+    def comes(self, push: Push) -> None:
+        """Takes note that a push comes now."""
+        self.reads[push.worker].popleft()
+        if not self.is_left_out(push):
+            self.came.append(self.to_come.popleft())
 
-        Returns:
-            The answer; None if the bucket does not have that version yet, or the worker does not
-            wait for it.
-        """
-        number = worker.number
-        version = self.bucket.weights.version
-        reads = self.reads[number]
-        # A push that was left out is answered at once: the worker may read this version later.
-        if version in self.read_early[number]:
-            self.read_early[number].discard(version)
-            self.kept[number, version] = self.bucket.weights.answer(number)
-        if not reads or not is_waited_for:
-            return None
-        if reads[0] == version:
-            return self.bucket.weights.answer(number, current=worker.joins)
-        return self.kept.pop((number, reads[0]), None)
+    def is_to_flush(self) -> bool:
+        """Returns whether an update is to be made of the pushes that have come, and was not."""
+        if not self.came or self._awaits_left_out():
+            return False
+        return not self.to_come or self._follows(self.to_come[0])
 
-    def check(self) -> None:
-        """Checks that the bucket did what the ledger has.
+    def _awaits_left_out(self) -> bool:
+        """Returns whether pushes come before the next update that change nothing."""
+        return self.version() in self.left_out.values()
+
+    def next_read(self, worker: int) -> int | None:
+        """Returns the version that a worker's next push has read; None if it has no other."""
+        reads = self.reads.get(worker)
+        return reads[0] if reads else None
+
+    def check(self, lines: Sequence[LedgerLine]) -> None:
+        """Checks that the bucket has done what the ledger has.
 
         Raises:
-            Failure: A push or a flush gave other lines.
+            Contradiction: it has not.
         """
-        server = self.bucket_range.server
-        bucket = self.bucket_range.number
-        for applied in self.bucket.take_lines():
-            line = self.delivered.popleft()
-            if applied != line:
-                raise Failure(
-                    f"the ledger of server {server} has push {line.step} of worker "
-                    f"{line.worker} read version {line.version_read} of bucket {bucket} "
-                    f"and make {line.version}; it read {applied.version_read} and made "
-                    f"{applied.version}"
+        for done in lines:
+            if done.version is None and _key(done) in self.left_out:
+                del self.left_out[_key(done)]
+                continue
+            line = self.came.popleft() if self.came else None
+            if done == line:
+                continue
+            if line is None or _key(line) != _key(done):
+                raise Contradiction(
+                    f"{self.name} has not push {done.step} of worker {done.worker} where bucket "
+                    f"{self.number} took it"
                 )
+            raise Contradiction(
+                f"{self.name} has push {line.step} of worker {line.worker} read version "
+                f"{line.version_read} of bucket {self.number} and make {line.version}; it read "
+                f"{done.version_read} and made {done.version}"
+            )
+
+    def _follows(self, line: LedgerLine) -> bool:
+        """Returns whether a line is of a later update than the pushes that come before it."""
+        before = self.came[0] if self.came else self.to_come[0]
+        return line.version != before.version
+
+
+class RecordedPolicy(Policy):
+    """Applies pushes as the mode does, and lets workers go on when they did.
+
+    Args:
+        policy: the mode's policy.
+        record: what the ledger has of the bucket.
+    """
+
+    def __init__(self, policy: Policy, record: RecordedBucket) -> None:
+        self.policy = policy
+        self.record = record
+        self.compensation = policy.compensation
+        self.waiting: dict[int, Release] = {}
+
+    def accept(self, push: Push, gradient: torch.Tensor | None, version: int) -> PolicyDecision:
+        updates = self.policy.accept(push, gradient, version).updates
+        self.waiting[push.worker] = Release(push.worker, version - push.version_read)
+        return self._decide(updates, version)
+
+    def flush(self) -> PolicyDecision:
+        return self._decide(self.policy.flush().updates, self.record.version())
+
+    def _decide(self, updates: Sequence[Update], version: int) -> PolicyDecision:
+        """Applies updates, and lets the workers go on that read what comes of them."""
+        reached = version + len(updates)
+        released = [
+            worker for worker in self.waiting if self.record.next_read(worker) in (None, reached)
+        ]
+        return PolicyDecision(updates, [self.waiting.pop(worker) for worker in released])
+
+    def idle(self, worker: int, step: int, at_barrier: bool) -> PolicyDecision:
+        waiting = self.waiting.pop(worker, None)
+        return PolicyDecision(released=[waiting] if waiting else [])
+
+
+class RecordedJournal(Journal):
+    """Compares what a server writes down with what the run has.
+
+    Attributes:
+        records: the record of each bucket.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: dict[Part, RecordedBucket] = {}
+
+    def commit(self, part: Part, lines: Sequence[tuple[Any, ...]] = ()) -> None:
+        if part in self.records:
+            self.records[part].check([LedgerLine(*line) for line in lines])
 
 
 class Playback:
     """A recorded run that is repeated in one process.
 
     Args:
-        config: The configuration of the run.
-        workers: The number of workers at the start.
-        threads: How many threads each worker computes with.
-        lines: The lines of all ledgers.
-        leases: The leases; None in lockstep.
+        config: the configuration of the run.
+        workers: the number of workers at the start.
+        threads: how many threads each worker computes with.
+        lines: the lines of all ledgers.
+        leases: the leases; None in lockstep.
+        samples: the number of training samples.
+        make_trainee: makes a worker's model.
 
     Attributes:
-        pushes: All pushes, as (worker, step).
+        pushes: all pushes, as (worker, step).
 
     Raises:
-        Failure: The ledgers contradict each other, or do not fit the model.
+        Failure: the ledgers contradict each other.
     """
 
     def __init__(
-        self, config: RunConfig, workers: int, threads: int, lines: Lines, leases: Leases | None
+        self,
+        config: RunConfig,
+        workers: int,
+        threads: int,
+        lines: Lines,
+        leases: Leases | None,
+        samples: int,
+        make_trainee: Callable[[Job], Trainee],
     ) -> None:
-        torch.set_num_threads(threads)
-        set_up(config)
-        data = find_dataset_of(config)
-        augment = Augment(config.augment, config.seed)
-        self.config = config
-        self.total = config.total_steps(len(data.train))
-        self.outer_lr = config.effective_outer(workers)[0] if config.local_steps else None
-        self.loader = open_loader(data.train, image_side(config, data), threads, augment, soon=())
-        all_lines = list(chain.from_iterable(lines.values()))
-        numbers = sorted({*range(workers), *(line.worker for line in all_lines)})
-        self.replicas = {
-            number: Replica(number, config, data, number >= workers) for number in numbers
-        }
-        self.in_lockstep = modes.declared(config.mode).lockstep
-        self.buckets = self._make_buckets(workers, lines)
+        self.config = dataclasses.replace(config, wire=LOCAL, record=False, timeout=NEVER)
+        self.mode = modes.load(config.mode)
+        self.workers = workers
+        self.threads = threads
+        self.leases = leases
+        self.steps = config.total_steps(samples)
+        self.make_trainee = make_trainee
+        self.sampler = BatchSampler(
+            samples, config.batch_size, config.seed, 0, workers, config.shuffle_block
+        )
         if leases is not None:
             _check_counts(lines, leases)
+        all_lines = list(itertools.chain.from_iterable(lines.values()))
         self.pushes = _pushes_of(all_lines, leases is not None)
-        sampler = BatchSampler(
-            len(data.train), config.batch_size, config.seed, 0, workers, config.shuffle_block
-        )
-        for worker, step in self.pushes:
-            if leases is None:
-                number = (step - 1) * workers + worker
-            else:
-                number = leases[worker, step]
-            self.replicas[worker].shares.append((step, self._shares(sampler, number)))
-
-    def _make_buckets(self, workers: int, lines: Lines) -> list[RecordedBucket]:
-        """Returns all buckets with the initial weights."""
-        config = self.config
-        first = self.replicas[0]
-        places = {(cut_range.server, cut_range.number) for cut_range in first.bucket_ranges}
-        if set(lines) != places:
-            raise Failure("the ledgers are not of this model: their buckets are others")
-        # The ledgers tell which worker waited for which push. So the policy of any mode that
-        # applies each push at once stands for the others.
-        make_policy = modes.load(config.mode if self.in_lockstep else "ps-async").make_policy
-        buckets = []
-        for bucket_range in first.bucket_ranges:
-            weights = first.weights[bucket_range.start : bucket_range.stop].clone()
-            bucket = Bucket(
-                weights,
-                lambda parameter: make_exchange_optimizer(config, parameter, workers),
-                make_policy(workers, config),
-            )
-            lines_of_bucket = lines[bucket_range.server, bucket_range.number]
-            buckets.append(RecordedBucket(bucket_range, bucket, lines_of_bucket, self.in_lockstep))
-        return buckets
-
-    def _shares(self, sampler: BatchSampler, number: int) -> list[Share]:
-        """Returns the shares of a push: one, or the shares of a round of local steps.
-
-        Args:
-            sampler: The order of training.
-            number: The number of the share; with local steps, of the worker's part of the round.
-        """
-        if not self.config.local_steps:
-            return [sampler.share(number)]
-        round_number, slot = divmod(number, sampler.workers)
-        steps = sampler.steps_of_round(round_number, self.config.local_steps, self.total)
-        return [sampler.share(done * sampler.workers + slot) for done in steps]
+        self.epochs = self._count_epochs(leases) if leases is not None else 0
+        last_steps = dict(self.pushes)
+        self.last_step = max(last_steps.values(), default=0)
+        self.numbers = sorted({*range(workers), *(line.worker for line in all_lines)})
+        self.records: dict[tuple[int, int], RecordedBucket] = {}
+        # Workers that are lost: their last step has not come to every bucket.
+        self.cut_off: set[int] = set()
+        for (server, number), of_bucket in lines.items():
+            name = f"the ledger of server {server}"
+            record = RecordedBucket(name, number, of_bucket, last_steps)
+            self.records[server, number] = record
+            there = {_key(line) for line in of_bucket}
+            self.cut_off.update(push[0] for push in last_steps.items() if push not in there)
+        # For each worker that joins now, the buckets that it has not read yet.
+        self.unread: dict[int, set[tuple[int, int]]] = {}
+        self.pushed_last: tuple[int, int] | None = None  # the bucket that got the last push
+        self.trainees: dict[int, Trainee] = {}
+        self.network = LocalNetwork(self._choose)
+        self.servers = [self._add_server(rank) for rank in range(config.servers)]
+        roster = self.servers[0].roster
+        for worker in self.numbers:
+            self.network.add(config.servers + worker, partial(self._work, worker))
+            self.servers[0].handle(roster, roster.admit, worker)
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Replays all pushes; returns the final weights by name.
+        """Repeats the run; returns the final weights by name.
 
         Raises:
-            Failure: The ledgers contradict each other.
+            Failure: the ledgers contradict each other.
         """
-        epoch = 0
-        while self._pushes_to_come():
-            epoch += 1
-            before = self._pushes_to_come()
-            for worker in self.replicas.values():
-                worker.pushed = set(range(len(self.buckets))) if worker.joins else None
-                worker.answers = {}
-            self._epoch(epoch)
-            if self._pushes_to_come() == before:
-                raise Failure(f"the ledgers have no push of epoch {epoch}, but of later ones")
-            if any(bucket.delivered for bucket in self.buckets):
-                raise Failure(f"the ledgers have pushes in epoch {epoch} that no step was made of")
-            # Before an evaluation all workers read the newest weights.
-            for worker in self.replicas.values():
-                newest = {}
-                for number, bucket in enumerate(self.buckets):
-                    newest[number] = bucket.bucket.weights.answer(worker.number, current=True)
-                self._take(worker, newest)
-        first = self.replicas[0]
-        if first.local:
-            first.local.begin_round()
-        weights = {}
-        for name, parameter in first.model.named_parameters():
-            if parameter.requires_grad:
-                weights[name] = parameter.detach()
-        return weights
-
-    def _pushes_to_come(self) -> int:
-        """Returns how many pushes are still to come, over all buckets."""
-        return sum(len(bucket.to_come) for bucket in self.buckets)
-
-    def _epoch(self, epoch: int) -> None:
-        """Replays an epoch, until no worker has shares left and every gradient is applied.
-
-        Raises:
-            Failure: The ledgers contradict each other.
-        """
-        moved = True
-        while moved:
-            moved = False
-            for number in range(len(self.buckets)):
-                self._answer(number)
-            for worker in self.replicas.values():
-                has_weights = worker.pushed is None or len(worker.answers) == len(worker.versions)
-                if has_weights and worker.trains_in(epoch):
-                    self._compute(worker)
-                    moved = True
-            for number in range(len(self.buckets)):
-                while self._deliver(number):
-                    moved = True
-        is_stuck = any(worker.trains_in(epoch) for worker in self.replicas.values())
-        if is_stuck or any(self._is_overdue(bucket) for bucket in self.buckets):
+        try:
+            self.network.run()
+        except Contradiction as problem:
+            raise Failure(str(problem)) from None
+        except StandsStill:
             raise Failure(
                 "the ledgers do not fit together: a push comes before the one that its worker "
                 "waited for"
+            ) from None
+        for record in self.records.values():
+            if record.to_come or record.came:
+                raise Failure(
+                    f"{record.name} has pushes of bucket {record.number} that no step was made of"
+                )
+        whole = next(worker for worker in self.numbers if worker not in self.cut_off)
+        named = self.trainees[whole].model.named_parameters()
+        return {name: tensor.detach() for name, tensor in named if tensor.requires_grad}
+
+    # What happens next
+
+    def _choose(self, deliveries: Sequence[Delivery], turns: Sequence[Turn]) -> Event | None:
+        """Lets messages come as soon as they are due, before a worker goes on.
+
+        A sum comes last: a barrier is behind all pushes that come before it.
+        """
+        if self.pushed_last and self.records[self.pushed_last].is_to_flush():
+            return partial(self._flush, *self.pushed_last)
+        sums = None
+        for message in deliveries:
+            if message.method == "sum" and not message.is_answer:
+                sums = sums or message
+            elif message.is_answer or self._comes(message):
+                return message
+        return turns[0] if turns else sums
+
+    def _flush(self, server: int, number: int) -> None:
+        """Has a bucket make an update of the pushes that it has."""
+        bucket = self.servers[server].buckets[number]
+        self.servers[server].handle(bucket, bucket.flush)
+        record = self.records[server, number]
+        if record.came:
+            raise Contradiction(
+                f"{record.name} has too few pushes that make version {record.came[0].version} of "
+                f"bucket {number}"
             )
 
-    def _is_overdue(self, bucket: RecordedBucket) -> bool:
-        """Returns whether a bucket lacks a push of a step that a worker has computed."""
-        if not bucket.to_come:
-            return False
-        line = bucket.to_come[0]
-        return line.step <= self.replicas[line.worker].step
-
-    def _deliver(self, number: int) -> bool:
-        """Delivers the next push of a bucket's ledger, if its worker has computed it.
-
-        Returns:
-            Whether a push was delivered.
-        """
-        bucket = self.buckets[number]
-        if not bucket.to_come:
-            return False
-        line = bucket.to_come[0]
-        worker = self.replicas[line.worker]
-        if worker.step != line.step or worker.pushed is None or number in worker.pushed:
-            return False
-        assert worker.share is not None
-        lr = self.outer_lr or self._lr(worker.share)
-        gradient = worker.compressors[number].decode(worker.encoded[number])
-        bucket.delivered.append(bucket.to_come.popleft())
-        push = Push(line.worker, line.step, worker.versions[number], lr, None)
-        bucket.bucket.push(push, gradient)
-        bucket.check()
-        worker.pushed.add(number)
-        bucket.reads[line.worker].popleft()
-        # The last push of a step may have been answered before a flush.
-        self._answer(number)
-        bucket.flush()
-        self._answer(number)
+    def _comes(self, call: Delivery) -> bool:
+        """Returns whether a call is due, and takes note that it comes."""
+        if call.method == "push":
+            number, push = call.arguments
+            record = self.records[call.receiver, number]
+            if not record.is_due(push):
+                return False
+            if self.leases is not None:
+                gate = self.servers[call.receiver].buckets[number].gate
+                gate.counted_shares = {push.share} if record.is_left_out(push) else set()
+            record.comes(push)
+            self.pushed_last = call.receiver, number
+        elif call.method == "pull":
+            number, worker = call.arguments
+            place = call.receiver, number
+            if place in self.unread.get(worker, ()):
+                record = self.records[place]
+                if record.next_read(worker) not in (None, record.version()):
+                    return False
+                self.unread[worker].remove(place)
         return True
 
-    def _answer(self, number: int) -> None:
-        """Answers the workers that wait for a bucket, if it has the version they have read."""
-        for worker in self.replicas.values():
-            is_waited_for = number in (worker.pushed or ()) and number not in worker.answers
-            answer = self.buckets[number].answer(worker, is_waited_for)
-            if answer:
-                worker.answers[number] = answer
+    # Servers
 
-    def _compute(self, worker: Replica) -> None:
-        """Gives a worker its answers, and computes and encodes its next gradient."""
-        self._take(worker, worker.answers)
-        worker.step, shares = worker.shares.popleft()
-        worker.share = shares[-1]
-        if worker.local:
-            flat = self._local_steps(worker.local, worker, shares)
+    def _add_server(self, rank: int) -> Server:
+        world = self._world(rank)
+        journal = RecordedJournal()
+        server = make_server(self.config, world, self.mode.make_policy, Load(), journal)
+        make_bucket = server.make_bucket
+
+        def make_recorded_bucket(
+            number: int, weights: torch.Tensor, optimizer: Mapping[str, Any] | None
+        ) -> Bucket:
+            if (rank, number) not in self.records:
+                raise Contradiction("the ledgers are not of this model: their buckets are others")
+            bucket = make_bucket(number, weights, optimizer)
+            record = self.records[rank, number]
+            record.version = lambda: bucket.weights.version
+            if self.leases is not None:
+                bucket.policy = RecordedPolicy(bucket.policy, record)
+            journal.records[bucket] = record
+            return bucket
+
+        server.make_bucket = make_recorded_bucket
+        start(world, self.network.store, NEVER, server, LOCAL)
+        return server
+
+    def _world(self, rank: int, joined: int | None = None) -> World:
+        """Returns a rank's place, on a host of its own, so that no memory is shared."""
+        servers = self.config.servers
+        return World(rank=rank, size=servers + self.workers, servers=servers, joined=joined)
+
+    # Workers
+
+    def _work(self, worker: int) -> None:
+        """Does what a worker did."""
+        has_joined = worker >= self.workers
+        world = self._world(self.config.servers + worker, worker if has_joined else None)
+        device = torch.device("cpu")
+        store = self.network.store
+        job = Job(self.config, world, Path(), device, self.threads, store, self.steps)
+        trainee = self.make_trainee(job)
+        self.trainees[worker] = trainee
+        sync = self.mode.connect(job)
+        trainee.prepare(sync)
+        sync.group.barrier()  # all have read the first weights
+        if self.leases is None:
+            self._take_all_steps(worker, sync, trainee)
         else:
-            flat = self._gradient(worker, shares[0])
-        worker.model.zero_grad(set_to_none=True)
-        worker.encoded = []
-        worker.answers = {}
-        worker.joins = False
-        worker.pushed = set()
-        for number, bucket in enumerate(self.buckets):
-            bucket_range = bucket.bucket_range
-            gradient = flat[bucket_range.start : bucket_range.stop].clone()
-            worker.encoded.append(worker.compressors[number].encode(gradient))
-            if (worker.number, worker.step) in bucket.left_out:
-                worker.pushed.add(number)
-                bucket.reads[worker.number].popleft()
+            self._take_leased_steps(worker, sync, trainee)
 
-    def _gradient(self, worker: Replica, share: Share) -> torch.Tensor:
-        """Returns the gradient of a share, [weights] float32. The parameters have it too."""
-        [(_, (images, labels))] = self.loader.batches([share])
-        inputs = Normalise(self.config, torch.device("cpu"))(images)
-        backward(self.config, worker.model, share, inputs, labels, lambda more: None)
-        gradients = [parameter.grad for parameter in worker.model.parameters()]
-        return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+    def _take_all_steps(self, worker: int, sync: Synchroniser, trainee: Trainee) -> None:
+        """Takes the steps of a worker in lockstep."""
+        shares = Shares(dataclasses.replace(self.sampler, worker=worker))
+        pushed = {step for pusher, step in self.pushes if pusher == worker}
+        done = 0
+        while done < self.last_step:
+            for share in shares.after(done):
+                if share.step > self.last_step:
+                    break
+                if self.config.backup and share.step not in pushed:
+                    self._leave_out(share.step, sync)
+                else:
+                    trainee.take(share)
+                done = share.step
+            _evaluate(sync)
 
-    def _local_steps(
-        self, local: LocalSteps, worker: Replica, shares: Sequence[Share]
-    ) -> torch.Tensor:
-        """Returns the difference Δ of a round of local steps, [weights] float32."""
-        local.begin_round()
-        local.steps = len(shares)
-        for share in shares:
-            local.begin(self._lr(share))
-            self._gradient(worker, share)
-            local.step()
-            worker.model.zero_grad(set_to_none=True)
-        return torch.cat([local.difference(number) for number in range(len(self.buckets))])
+    def _leave_out(self, step: int, sync: Synchroniser) -> None:
+        """Leaves out a step that the others took before this worker came to it."""
+        self.network.wait_until(lambda: not (sync.push_status and sync.push_status.pending))
+        if not sync.skip_if_overtaken(step):
+            raise Contradiction(f"the ledgers have no push of step {step}, which was not over")
 
-    def _lr(self, share: Share) -> float:
-        return lr_at(self.config, share.step, share.epoch, self.total)
+    def _take_leased_steps(self, worker: int, sync: Any, trainee: Trainee) -> None:
+        """Takes the steps of a worker that has leased its shares, up to where it was lost."""
+        assert self.leases is not None
+        to_come = deque(step for pusher, step in self.pushes if pusher == worker)
+        has_read = worker < self.workers
+        for epoch in range(1, self.epochs + 1):
+            while to_come:
+                number = self.leases[worker, to_come[0]]
+                shares = self._shares(number)
+                if shares[0].epoch != epoch:
+                    break
+                if not has_read:
+                    self._join(worker, to_come[0], sync)
+                    has_read = True
+                to_come.popleft()
+                sync.take_share(number, len(shares))
+                for share in shares:
+                    trainee.take(share)
+            if worker in self.cut_off and not to_come:
+                roster = self.servers[0].roster
+                self.servers[0].handle(roster, roster.lose, worker)
+                return
+            _evaluate(sync)
 
-    def _take(self, worker: Replica, answers: dict[int, FreshWeights]) -> None:
-        """Gives a worker the weights of answers."""
-        for number, answer in answers.items():
-            bucket_range = self.buckets[number].bucket_range
-            worker.outer[bucket_range.start : bucket_range.stop].copy_(answer.weights)
-            worker.versions[number] = answer.version
+    def _join(self, worker: int, step: int, sync: Synchroniser) -> None:
+        """Reads the weights that a worker read as it joined, before this step."""
+        carrier = sync.inner if isinstance(sync, LocalRounds) else sync
+        assert isinstance(carrier, PushPull)
+        carrier.step = step - 1
+        self.unread[worker] = set(self.records)
+        carrier.exchange.pull()
+
+    def _count_epochs(self, leases: Leases) -> int:
+        """Returns how many epochs the run had.
+
+        Raises:
+            Failure: a push has no lease, or an epoch has no push.
+        """
+        epochs = set()
+        for worker, step in self.pushes:
+            if (worker, step) not in leases:
+                raise Failure(f"there is no lease of step {step} of worker {worker}")
+            epochs.add(self._shares(leases[worker, step])[0].epoch)
+        missing = next(epoch for epoch in itertools.count(1) if epoch not in epochs)
+        if missing <= len(epochs):
+            raise Failure(f"the ledgers have no push of epoch {missing}, but of later ones")
+        return len(epochs)
+
+    def _shares(self, number: int) -> list[Share]:
+        """Returns the shares of a leased number: one, or those of a round of local steps."""
+        if not self.config.local_steps:
+            return [self.sampler.share(number)]
+        round_number, slot = divmod(number, self.workers)
+        steps = self.sampler.steps_of_round(round_number, self.config.local_steps, self.steps)
+        return [self.sampler.share(done * self.workers + slot) for done in steps]
+
+
+def open_playback(
+    config: RunConfig, workers: int, threads: int, lines: Lines, leases: Leases | None
+) -> Playback:
+    """Returns the playback of a run that was trained on images.
+
+    Args:
+        config, workers, threads, lines, leases: see Playback.
+
+    Raises:
+        Failure: the ledgers contradict each other.
+    """
+    torch.set_num_threads(threads)
+    set_up(config)
+    data = find_dataset_of(config)
+    augment = Augment(config.augment, config.seed)
+    loader = open_loader(data.train, image_side(config, data), threads, augment, soon=())
+
+    def make_trainee(job: Job) -> Trainee:
+        return ImageTrainee(job, data, loader)
+
+    return Playback(config, workers, threads, lines, leases, len(data.train), make_trainee)
+
+
+def _evaluate(sync: Synchroniser) -> None:
+    """Takes the newest weights, as before an evaluation, which all workers end together."""
+    sync.refresh()
+    sync.group.barrier()
+
+
+def _key(line: LedgerLine) -> tuple[int, int]:
+    return line.worker, line.step
 
 
 def _pushes_of(lines: Sequence[LedgerLine], is_leased: bool) -> list[tuple[int, int]]:

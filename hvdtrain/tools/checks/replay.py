@@ -45,14 +45,14 @@ def replay(run: Path, dataset: str, trust_model: bool) -> None:
     check_trusted(vars(config), {"dataset"} if dataset else (), trust_model, run)
     from hvdtrain.job.rank.results import WEIGHTS
     from hvdtrain.tools.checks.ledger import read_leases, read_ledgers
-    from hvdtrain.tools.checks.playback import Playback
+    from hvdtrain.tools.checks.playback import open_playback
 
     if not (run / WEIGHTS).is_file():
         raise UsageError(f"{run} has no {WEIGHTS} to compare with: did it finish?")
     is_leased = not modes.declared(config.mode).lockstep
     lines = read_ledgers(run, config.servers, workers, is_leased)
     leases = read_leases(run, lines) if is_leased else None
-    playback = Playback(config, workers, threads, lines, leases)
+    playback = open_playback(config, workers, threads, lines, leases)
     weights = playback.run()
     joined = len({worker for worker, _ in playback.pushes} - set(range(workers)))
     total = sum(tensor.numel() for tensor in weights.values())
