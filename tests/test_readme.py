@@ -291,7 +291,7 @@ def test_every_module_that_is_named_is_there(name):
         for folder in ("hvdtrain", "tests", "launchers")
         for path in (ROOT / folder).rglob("*.py")
     ]
-    for named in re.findall(r"(?<![\w.])[\w/]+\.py\b", READMES[name]):
+    for named in re.findall(r"(?<![\w.-])[\w/-]+\.py\b", READMES[name]):
         assert named in ELSEWHERE_MODULES or any(path.endswith(f"/{named}") for path in modules), (
             named
         )

@@ -248,7 +248,7 @@ def compare(
     are trained as a whole and none sprints. If --trainings is given too, sprints come first.
 
     With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
-    of each contender, which ends at the target or with its --epochs.
+    of each contender. It ends when the target is reached, or after all epochs.
 
     Each contender uses all cores of its hosts, whoever else is compared: workers share the cores of
     their host, and `single` is one machine with all of them. Over several hosts, rings on one of

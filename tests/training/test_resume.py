@@ -412,7 +412,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
         ),
     ):
         with started("forked", 1, *options, "--snapshot-every", every, first=PACE) as job:
-            until(lambda ready=ready: any(out.glob(ready)))
+            until(lambda ready=ready: any(out.glob(ready)) and len(steps(out, 0)) > 2)
             job.send_signal(signal.SIGINT)
             said, _ = job.communicate(timeout=100)
         assert job.returncode == 130 and f"hvdtrain: interrupted: {printed.format(out)}" in said, (
