@@ -151,9 +151,12 @@ class RecordedBucket:
             return self.left_out[push.worker, push.step] == self.version()
         if not self.to_come or (push.worker, push.step) != _key(self.to_come[0]):
             return False
+        return not (self.makes_update() and self._awaits_left_out())
+
+    def makes_update(self) -> bool:
+        """Returns whether an update is made when the next push comes."""
         is_last = len(self.to_come) == 1 or self._follows(self.to_come[1])
-        makes_update = is_last and self.to_come[0].version not in self.flushed
-        return not (makes_update and self._awaits_left_out())
+        return is_last and self.to_come[0].version not in self.flushed
 
     def comes(self, push: Push) -> None:
         """Takes note that a push comes now."""
@@ -313,8 +316,11 @@ class Playback:
             self.records[server, number] = record
             there = {_key(line) for line in of_bucket}
             self.cut_off.update(push[0] for push in last_steps.items() if push not in there)
-        # For each worker that joins now, the buckets that it has not read yet.
-        self.unread: dict[int, set[tuple[int, int]]] = {}
+        # For each worker that joins, the buckets whose weights it has not read yet.
+        self.unread = {
+            worker: set(self.records) for worker in self.numbers if worker >= self.workers
+        }
+        self.joining: set[int] = set()  # the workers that read these weights now
         self.pushed_last: tuple[int, int] | None = None  # the bucket that got the last push
         self.trainees: dict[int, Trainee] = {}
         self.network = LocalNetwork(self._choose)
@@ -355,8 +361,9 @@ class Playback:
 
         A sum comes last: a barrier is behind all pushes that come before it.
         """
-        if self.pushed_last and self.records[self.pushed_last].is_to_flush():
-            return partial(self._flush, *self.pushed_last)
+        place = self.pushed_last
+        if place and self.records[place].is_to_flush() and not self._is_to_be_read(place):
+            return partial(self._flush, *place)
         sums = None
         for message in deliveries:
             if message.method == "sum" and not message.is_answer:
@@ -383,6 +390,9 @@ class Playback:
             record = self.records[call.receiver, number]
             if not record.is_due(push):
                 return False
+            makes_update = not record.is_left_out(push) and record.makes_update()
+            if makes_update and self._is_to_be_read((call.receiver, number)):
+                return False
             if self.leases is not None:
                 gate = self.servers[call.receiver].buckets[number].gate
                 gate.counted_shares = {push.share} if record.is_left_out(push) else set()
@@ -391,12 +401,20 @@ class Playback:
         elif call.method == "pull":
             number, worker = call.arguments
             place = call.receiver, number
-            if place in self.unread.get(worker, ()):
+            if worker in self.joining and place in self.unread[worker]:
                 record = self.records[place]
                 if record.next_read(worker) not in (None, record.version()):
                     return False
                 self.unread[worker].remove(place)
         return True
+
+    def _is_to_be_read(self, place: tuple[int, int]) -> bool:
+        """Returns whether a worker that joins has yet to read the weights that a bucket has now."""
+        record = self.records[place]
+        for worker, places in self.unread.items():
+            if place in places and record.next_read(worker) == record.version():
+                return True
+        return False
 
     # Servers
 
@@ -498,8 +516,9 @@ class Playback:
         carrier = sync.inner if isinstance(sync, LocalRounds) else sync
         assert isinstance(carrier, PushPull)
         carrier.step = step - 1
-        self.unread[worker] = set(self.records)
+        self.joining.add(worker)
         carrier.exchange.pull()
+        self.joining.remove(worker)
 
     def _count_epochs(self, leases: Leases) -> int:
         """Returns how many epochs the run had.
