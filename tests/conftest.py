@@ -44,6 +44,10 @@ sys.dont_write_bytecode = False
 
 
 def pytest_configure(config):
+    # A shell lets what a script starts in the background ignore SIGINT, and so would the jobs that
+    # tests interrupt, and the process that forks their ranks.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     if config.getoption("numprocesses", None) and not is_worker:
         share_fork_server()
@@ -64,18 +68,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: limits[marked(item, "xdist_group", item.nodeid)], reverse=True)
     gc.freeze()
     gc.enable()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interruptible():
-    """A shell lets what a script starts in the background ignore SIGINT, and so would the jobs that
-    tests interrupt.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
