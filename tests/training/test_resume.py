@@ -399,9 +399,6 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
     """With what its last snapshot has, or, where there is none yet, from the beginning."""
     out = tmp_path / "run"
     options = [*SMALL, "--steps", "3000", "--resume", "--out", str(out)]
-    # A shell that starts tests in the background lets them ignore SIGINT.
-    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    first = f"{heeds}\n{PACE}"
     for every, ready, printed in (
         (
             "10m",
@@ -414,7 +411,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path):
             "`hvdtrain train --resume --out {}` goes on after step",
         ),
     ):
-        with started("forked", 1, *options, "--snapshot-every", every, first=first) as job:
+        with started("forked", 1, *options, "--snapshot-every", every, first=PACE) as job:
             until(lambda ready=ready: any(out.glob(ready)) and len(steps(out, 0)) > 2)
             job.send_signal(signal.SIGINT)
             said, _ = job.communicate(timeout=100)
