@@ -17,7 +17,12 @@ from hvdtrain.reporting.contenders import (
     Sides,
     speed,
 )
-from hvdtrain.reporting.measures import TIME_TO_TARGET, only_trainings, speed_runs
+from hvdtrain.reporting.measures import (
+    TIME_TO_TARGET,
+    only_trainings,
+    reaches_by_repeat,
+    speed_runs,
+)
 from hvdtrain.reporting.quality import trained
 from hvdtrain.reporting.race import Race
 from hvdtrain.reporting.rule import Differences, Lead
@@ -309,16 +314,6 @@ def expected_time(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _spent_by_repeat(runs: Sequence[Run]) -> dict[int, tuple[float, bool]]:
-    """Returns the seconds of each training, and whether it reached the target, by repeat."""
-    spent = {}
-    for run in only_trainings(runs):
-        reach = reach_of(run)
-        if reach:
-            spent[run.manifest.repeat] = (reach.seconds, reach.is_reached)
-    return spent
-
-
 def ratio_of_times(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Any] | None:
     """Returns the ratio of two kinds' expected times, over the repeats that both have.
 
@@ -327,18 +322,18 @@ def ratio_of_times(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, Any]
     """
     import numpy as np
 
-    spent = _spent_by_repeat(runs)
-    spent_by_others = _spent_by_repeat(others)
+    spent = reaches_by_repeat(runs)
+    spent_by_others = reaches_by_repeat(others)
     repeats = sorted(spent.keys() & spent_by_others.keys())
-    # [pairs, 2 kinds, (seconds, has reached)]
+    # [pairs, 2 kinds, (seconds, samples, is reached)]
     pairs = np.array([[spent[repeat], spent_by_others[repeat]] for repeat in repeats], dtype=float)
-    if not repeats or not pairs[:, :, 1].sum(0).all():
+    if not repeats or not pairs[:, :, 2].sum(0).all():
         return None
     drawn = np.random.default_rng(0).integers(0, len(repeats), (RESAMPLES, len(repeats)))
     with np.errstate(divide="ignore", invalid="ignore"):
         # The first of the totals is of the pairs as they are.
         totals = np.concatenate([pairs.sum(0)[None], pairs[drawn].sum(1)])
-        expected = totals[:, :, 0] / totals[:, :, 1]
+        expected = totals[:, :, 0] / totals[:, :, 2]
         ratios = expected[:, 0] / expected[:, 1]
     low = math.nan
     high = math.nan

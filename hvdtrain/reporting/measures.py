@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hvdtrain.reporting import conduct
 from hvdtrain.reporting.rule import Differences
-from hvdtrain.reporting.target import reach_of
+from hvdtrain.reporting.target import Reach, reach_of
 from hvdtrain.runs.read import Run
 
 
@@ -53,6 +53,16 @@ def speed_runs(runs: Sequence[Run]) -> list[Run]:
     """Returns the runs that tell the speed of a kind: its sprints, or all runs if it has none."""
     sprints = [run for run in runs if run.manifest.sprint]
     return sprints or list(runs)
+
+
+def reaches_by_repeat(runs: Sequence[Run]) -> dict[int, Reach]:
+    """Returns when each training reached its target, or ended without it, by repeat."""
+    reaches = {}
+    for run in only_trainings(runs):
+        reach = reach_of(run)
+        if reach:
+            reaches[run.manifest.repeat] = reach
+    return reaches
 
 
 def _rate_of_samples(run: Run) -> Rate | None:

@@ -11,8 +11,8 @@ from statistics import geometric_mean
 from typing import Any
 
 from hvdtrain.base.formatting import with_noun
-from hvdtrain.reporting.measures import only_trainings
-from hvdtrain.reporting.target import Reach, reach_of
+from hvdtrain.reporting.measures import reaches_by_repeat
+from hvdtrain.reporting.target import Reach
 from hvdtrain.runs.read import Run
 
 
@@ -84,9 +84,8 @@ def parts(runs: Sequence[Run], others: Sequence[Run]) -> StepsAndSamples | None:
 
 def _reached_by_repeat(runs: Sequence[Run]) -> dict[int, Reach]:
     """Returns the trainings that reached the target, by repeat."""
-    by_repeat = {}
-    for run in only_trainings(runs):
-        reach = reach_of(run)
-        if reach and reach.is_reached and reach.seconds and reach.samples:
-            by_repeat[run.manifest.repeat] = reach
-    return by_repeat
+    return {
+        repeat: reach
+        for repeat, reach in reaches_by_repeat(runs).items()
+        if reach.is_reached and reach.seconds and reach.samples
+    }
