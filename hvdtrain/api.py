@@ -1,5 +1,5 @@
-"""hvdtrain from Python: what the commands do, with their options as arguments, and what they find
-as values.
+"""What a Python program calls: the commands, with their options as arguments, and their results
+as values. API.md is made from this file.
 
 import hvdtrain as hv
 result = hv.compare(modes=["allreduce", "ps-sync"], workers=2, steps=20, out="runs/first")
@@ -31,7 +31,7 @@ Folder = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Result:
-    """What a comparison came to; in a notebook, its first screen."""
+    """The result of a comparison. A notebook displays it as the first screen of the report."""
 
     content: "Content"
 
@@ -40,20 +40,22 @@ class Result:
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
-        """All figures, as verdict.json has them (hvdtrain/reporting/README.md)."""
+        """The content of verdict.json: reporting/README.md explains each field."""
         return self.content.data
 
     @property
     def answer(self) -> str:
-        """RING, SERVERS, EITHER, ONE MACHINE, ONE PROCESS or NOT YET KNOWN; of several comparisons,
-        a word each behind the comparison's title.
+        """RING, SERVERS, EITHER, ONE MACHINE, ONE PROCESS or NOT YET KNOWN.
+
+        For several comparisons it has one word for each, after the comparison's title.
         """
         return self._told("word")
 
     @property
     def because(self) -> str:
-        """The figures that decide, in a sentence; of several comparisons, each one's behind its
-        title.
+        """The sentence with the figures that decide.
+
+        For several comparisons it has one sentence for each, after the comparison's title.
         """
         return self._told("because")
 
@@ -64,10 +66,12 @@ class Result:
 
     @property
     def table(self) -> Any:
-        """A pandas.DataFrame with a row for each run: its name, and the columns of results.csv.
+        """A pandas.DataFrame with a row for each run.
+
+        Its columns are `run`, the run's name, and the columns of results.csv.
 
         Raises:
-            Failure: pandas is missing, which hvdtrain does not need otherwise.
+            Failure: pandas is not installed. hvdtrain does not install it.
         """
         try:
             pandas = import_module("pandas")
@@ -83,7 +87,14 @@ class Result:
         )
 
     def plot(self) -> "Axes":
-        """Samples/s beside the ring, with intervals. UsageError where there is only one contender."""
+        """Draws the samples/s of each contender relative to all-reduce, with confidence intervals.
+
+        Returns:
+            The plot's axes, of matplotlib.
+
+        Raises:
+            UsageError: there is only one contender.
+        """
         from hvdtrain.reporting import plots
 
         drawn, _ = plots.draw(self.content.comparisons)
@@ -103,15 +114,18 @@ class Result:
 
 
 def compare(**options: Any) -> Result | None:
-    """Train in several modes, and compare: `hvdtrain compare`, whose options are the arguments,
-    with lists for commas.
+    """Trains in several modes and compares them, as `hvdtrain compare` does.
 
-    It prints what the command prints, and with dry_run returns nothing. It may be called from any
-    thread; Ctrl-C is the main thread's.
+    The command's options are the arguments. A list stands for values with commas. The function
+    prints what the command prints. It may be called from any thread; Ctrl-C interrupts it in the
+    main thread only.
+
+    Returns:
+        The comparison; None with `dry_run=True`.
 
     Raises:
-        UsageError, Failure: with the command's sentence. Where some runs failed, `read` has the
-            others.
+        UsageError: an option or its value is wrong.
+        Failure: a run failed. `read` returns the runs that finished.
     """
     from hvdtrain.comparing.command import compare as command
 
@@ -120,14 +134,17 @@ def compare(**options: Any) -> Result | None:
 
 
 def read(*runs: Folder) -> Result:
-    """Compare finished runs, as `hvdtrain report` does.
+    """Compares finished runs, as `hvdtrain report` does.
 
     Args:
-        runs: the folder of a comparison, of a job, or of such folders.
+        runs: folders of runs or of comparisons, or folders that contain such folders.
+
+    Returns:
+        The comparison.
 
     Raises:
-        UsageError: there is none, or they may not be compared: the field in which they differ is
-            named.
+        UsageError: there are no runs, or they may not be compared. The sentence names the field
+            in which they differ.
     """
     from hvdtrain.comparing.comparison_state import conducted
     from hvdtrain.comparing.report_command import content_of
@@ -138,8 +155,15 @@ def read(*runs: Folder) -> Result:
 
 
 def explain(run: Folder) -> "Explained":
-    """Who was waited for in a run, and where its steps' time went: `hvdtrain explain`; `.data` has
-    the figures.
+    """Returns where the time of a run's steps went, and which worker the others waited for.
+
+    `hvdtrain explain` prints the same.
+
+    Args:
+        run: a run folder.
+
+    Raises:
+        UsageError: the folder is no run folder, or its run recorded too few steps.
     """
     from hvdtrain.reporting.explaining.explained import explain_run
 
@@ -147,11 +171,22 @@ def explain(run: Folder) -> "Explained":
 
 
 def init(batch_size: int | None = None, early: bool = True) -> "ScriptJob":
-    """Joins the job that this training script was started in: see job.script.handle.init.
+    """Joins the job that this training script was started in, and returns it.
+
+    Blocks until the other workers have called it too.
 
     import hvdtrain as hv
     job = hv.init(batch_size=64)
     model, optimizer = job.prepare(model, torch.optim.AdamW(model.parameters()))
+
+    Args:
+        batch_size: the samples of one optimizer step of all workers together, by which speed is
+            told in samples/s. With None the samples that `sampler` gives out are counted.
+        early: send gradients while backward computes the rest, from the second step on, if the
+            first step has shown that the script allows it.
+
+    Raises:
+        Failure: ranks were started without a command of hvdtrain, or `init` was called twice.
     """
     from hvdtrain.job.script.handle import init as begin
 
@@ -159,13 +194,18 @@ def init(batch_size: int | None = None, early: bool = True) -> "ScriptJob":
 
 
 def plan(calibration: Folder, **options: Any) -> dict[str, Any]:
-    """Predict clusters that are not here: `hvdtrain plan predict`, whose options are the arguments.
+    """Predicts the speed of a cluster, as `hvdtrain plan predict` does.
+
+    The command's options are the arguments.
+
+    Args:
+        calibration: the file that `hvdtrain plan calibrate` wrote.
 
     Returns:
-        what its --json writes.
+        The content of the file that `--json` writes.
 
     Raises:
-        UsageError: with the command's sentence.
+        UsageError: the calibration, an option or its value is wrong.
     """
     from hvdtrain.planning.command import predict
 
@@ -173,7 +213,7 @@ def plan(calibration: Folder, **options: Any) -> dict[str, Any]:
 
 
 def _done(command: click.Command, options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Any:
-    """What the command returns."""
+    """Runs the command, and returns what it returns."""
     try:
         words = [
             *(word for name, value in options.items() for word in _words(command, name, value)),
@@ -188,7 +228,7 @@ def _done(command: click.Command, options: Mapping[str, Any], arguments: Sequenc
 
 
 def _words(command: click.Command, name: str, value: Any) -> list[str]:
-    """An option as it is on the command line; none where it is None."""
+    """Returns an option as words of a command line; no words if its value is None."""
     options = [param for param in command.params if isinstance(param, click.Option)]
     params = {
         word.lstrip("-").replace("-", "_"): param

@@ -98,9 +98,11 @@ class Run:
     """One job, as its run folder tells it.
 
     Attributes:
-        manifest, summary: the folder's files, with defaults if they could not be read.
+        folder: the run folder.
+        manifest: the content of manifest.json, with defaults if it could not be read.
+        summary: the content of summary.json, with defaults if it could not be read.
         problem: why tables leave the run out, such as that it failed or was killed; else empty.
-        one_machine: see Kind. It depends on the comparison that the run is in.
+        one_machine: whether the run stands for one machine in its comparison: see Kind.
     """
 
     folder: Path
@@ -111,14 +113,17 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The name of the run folder."""
         return self.folder.name
 
     @property
     def is_finished(self) -> bool:
+        """Whether the job came to its end with all workers."""
         return not self.problem
 
     @cached_property
     def kind(self) -> Kind:
+        """The configuration of which this run is a repeat."""
         manifest = self.manifest
         variant = ", ".join(_option_words(name, value) for name, value in manifest.options.items())
         kind = Kind(manifest.mode, manifest.workers, manifest.servers, variant, self.one_machine)
@@ -129,7 +134,7 @@ class Run:
 
     @property
     def hosts_used(self) -> int:
-        """How many hosts it ran on."""
+        """The number of hosts that the run used."""
         return max(1, len(self.manifest.hardware.hosts))
 
     @property

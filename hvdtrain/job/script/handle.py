@@ -80,8 +80,8 @@ def init(batch_size: int | None = None, early: bool = True) -> "ScriptJob":
 
     Args:
         batch_size: the samples of one optimizer step of all workers together, by which speed is
-            told in samples/s. None: they are counted by `sampler`.
-        early: let gradients leave as backward computes them, from the second step on, where the
+            told in samples/s. With None the samples that `sampler` gives out are counted.
+        early: send gradients while backward computes the rest, from the second step on, if the
             first step has shown that the script allows it.
 
     Raises:

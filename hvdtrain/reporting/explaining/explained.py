@@ -34,7 +34,8 @@ class Explained:
         straggler: the worker that was slower than the others, if there was one.
         waited: seconds that the others waited for each rank; None if that is not known.
         account: where the time of a mean step went.
-        rates: see what_if.
+        rates: the samples/s that the run would have had without a straggler, with twice the
+            bandwidth and so on, by the name of the change; None if that is not known.
     """
 
     run: Run
@@ -54,11 +55,12 @@ class Explained:
 
     @property
     def title(self) -> str:
+        """The run's name and kind."""
         return f"{self.run.name}: {self.run.kind.label}"
 
     @property
     def data(self) -> dict[str, Any]:
-        """The object of this run in the file of --json."""
+        """The figures of this run, as `hvdtrain explain --json` writes them."""
         run = self.run
         straggler = self.straggler
         return {
