@@ -6,8 +6,11 @@ round every setting that is left sprints once, in shuffled order. `elimination.p
 settings are left out then.
 
 The short search, before every comparison, has two rounds. It has the settings that were asked for,
-and of the side with fewer settings as many more as make both sides equal. `compare --tune 10m` is
-the long search: it has more settings and more rounds.
+and of the side with fewer settings as many more as make both sides equal. Over several hosts one
+machine sprints too, in the first round. If it does more than twice the samples/s of every setting,
+the short search has one round: the answer is one machine, whichever setting stands for a side, and
+over a slow link a sprint takes long. `compare --tune 10m` is the long search: it has more settings
+and more rounds.
 """
 
 import contextlib
@@ -42,6 +45,8 @@ from hvdtrain.runs.read import grouped
 SPRINT_S = 1.0
 # A setting below this part of its side's best samples/s is not repeated.
 FAR_BEHIND = 0.7
+# If one machine does more than so many times the samples/s of every setting, one round is enough.
+PLAINLY_AHEAD = 2.0
 # Options that change no result, with the values that are tried. The default is the first.
 SPACE: Mapping[str, Sequence[Any]] = {
     "wait_for": ("auto", "layer", "step"),
@@ -137,7 +142,7 @@ def _with_values(axes: Axes, name: str, values: Sequence[Any]) -> Axes:
 
 def sides(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:
     """Returns the distributed contenders by side: rings, and servers, of each task and size."""
-    distributed = [run for run in contenders if run.family != modes.ONE_MACHINE]
+    distributed = [run for run in contenders if _is_distributed(run)]
     return grouped(distributed, lambda run: run.side)
 
 
@@ -334,7 +339,8 @@ class Search:
         to_try = self.settings_to_try(contenders, state)
         lines = []
         if to_try:
-            rounds = _RunningSearch(self, to_try, state, run_sprints).run()
+            machines = list(itertools.chain(*_machines(contenders).values()))
+            rounds = _RunningSearch(self, to_try, machines, state, run_sprints).run()
             numbers = [
                 f"{with_noun(len(settings), 'setting')} of {side}"
                 for side, settings in to_try.items()
@@ -346,6 +352,10 @@ class Search:
             if why:
                 lines.append(f"left out: {run.contender}: {why}")
         return lines
+
+
+def _is_distributed(run: Planned) -> bool:
+    return run.family != modes.ONE_MACHINE
 
 
 def _without_left_out(settings_by_side: Sides, state: ComparisonState) -> dict[str, list[Planned]]:
@@ -367,12 +377,14 @@ class _RunningSearch:
     Args:
         search: says what is searched.
         to_try: the settings of each side. There is one at least.
+        machines: the contenders that stand for one machine.
         state: of the comparison.
         run_sprints: does the sprints of a round.
 
     Attributes:
         every: all settings that are tried.
-        left: the settings of each side that are not left out.
+        left: the settings of each side that is not decided and that are not left out.
+        machines: the contenders that stand for one machine and sprint in the first round only.
         requested_modes: the modes that were asked for, each with its side.
         speeds: samples/s of each contender, a figure a round.
         spent_s: about how long the sprints of each side took.
@@ -382,7 +394,12 @@ class _RunningSearch:
     """
 
     def __init__(
-        self, search: Search, to_try: Sides, state: ComparisonState, run_sprints: RunSprints
+        self,
+        search: Search,
+        to_try: Sides,
+        machines: Sequence[Planned],
+        state: ComparisonState,
+        run_sprints: RunSprints,
     ) -> None:
         self.search = search
         self.state = state
@@ -392,7 +409,10 @@ class _RunningSearch:
         self.requested_modes = {
             (run.side, run.config.mode) for run in self.every if not run.is_extra
         }
-        self.speeds: dict[str, list[float]] = {run.contender: [] for run in self.every}
+        self.machines = [] if search.seconds else self._machines_to_try(machines)
+        self.speeds: dict[str, list[float]] = {
+            run.contender: [] for run in (*self.every, *self.machines)
+        }
         self.spent_s = dict.fromkeys(to_try, 0.0)
         self.rounds = 0
         self.earlier_rounds = state.rounds()
@@ -408,7 +428,11 @@ class _RunningSearch:
         least = _least_rounds(self.left)
         while runs := self._runs_of_next_round(least):
             self.rounds += 1
+            if self.rounds == 1:
+                runs = [*runs, *self.machines]
             self._sprint(draw.sample(runs, len(runs)))
+            if self.rounds == 1 and self.machines:
+                self._decide_where_one_machine_is_ahead()
             if self.rounds >= least:
                 self._leave_out_slower()
         self._leave_one_of_each_group()
@@ -417,13 +441,19 @@ class _RunningSearch:
         self.state.save()
         return self.rounds
 
+    def _machines_to_try(self, machines: Sequence[Planned]) -> list[Planned]:
+        """Returns the contenders that stand for one machine, of tasks that use several hosts."""
+        tasks = {run.where for run in self.every if len(run.hosts) > 1}
+        searched = {run.contender for run in self.every}
+        return [run for run in machines if run.where in tasks and run.contender not in searched]
+
     def _runs_of_next_round(self, least: int) -> list[Planned]:
         """Returns the settings that sprint next.
 
         After the rounds that there are at least, a side sprints only if one of its groups has
         several settings left, and the side's part of the time is enough for another round.
         """
-        if self.rounds < least:
+        if self.rounds < least or not self.left:
             return list(itertools.chain(*self.left.values()))
         seconds_of_side = self.search.seconds / len(self.left)
         runs = []
@@ -440,13 +470,14 @@ class _RunningSearch:
         """Has each setting sprint once. A setting whose sprint fails is not tried again."""
         sprints = [run.sprint(SPRINT_S) for run in runs]
         for sprint in sprints:
-            self.spent_s[sprint.side] += expected_seconds(sprint, self.state)
+            if sprint.side in self.spent_s:
+                self.spent_s[sprint.side] += expected_seconds(sprint, self.state)
         speeds = self.run_sprints(sprints, f"pilot/{self.earlier_rounds + self.rounds}")
         for run in runs:
             speed = speeds.get(run.contender)
             if speed:
                 self.speeds[run.contender].append(speed)
-            else:
+            elif run not in self.machines:
                 self.left[run.side].remove(run)
         self.state.save()
 
@@ -456,6 +487,48 @@ class _RunningSearch:
         for settings in self.left.values():
             tables.append({run.contender: self.speeds[run.contender] for run in settings})
         return pooled_spread(tables)
+
+    # Where the answer is plain
+
+    def _decide_where_one_machine_is_ahead(self) -> None:
+        """Ends the search of the tasks in which one machine is plainly ahead of every setting."""
+        speed_of_machine: dict[str, float] = {}
+        for machine in self.machines:
+            speed = max(self.speeds[machine.contender], default=0.0)
+            speed_of_machine[machine.where] = max(speed, speed_of_machine.get(machine.where, 0.0))
+        distributed = [run for run in itertools.chain(*self.left.values()) if _is_distributed(run)]
+        for where, settings in grouped(distributed, lambda run: run.where).items():
+            fastest = max(self.speeds[run.contender][0] for run in settings)
+            if speed_of_machine.get(where, 0.0) > PLAINLY_AHEAD * fastest:
+                for side in {run.side for run in settings}:
+                    self._leave_out_by_one_sprint(self.left.pop(side))
+
+    def _leave_out_by_one_sprint(self, settings: Sequence[Planned]) -> None:
+        """Leaves one setting of each requested mode that is not far behind the best of its side."""
+        best = self._fastest(settings)
+        for group in grouped(settings, self.search.group).values():
+            fastest = self._fastest(group)
+            for run in group:
+                if run is not fastest:
+                    self._leave_out_by_point(run, fastest)
+            is_requested = (fastest.side, fastest.config.mode) in self.requested_modes
+            is_far_behind = self._ratio_of_first(fastest, best) < FAR_BEHIND
+            if fastest is not best and (is_far_behind or not is_requested):
+                self._leave_out_by_point(fastest, best)
+
+    def _ratio_of_first(self, run: Planned, ahead: Planned) -> float:
+        return self.speeds[run.contender][0] / self.speeds[ahead.contender][0]
+
+    def _leave_out_by_point(self, run: Planned, ahead: Planned) -> None:
+        """Leaves out a setting that one sprint shows behind another, unless it was kept before."""
+        if run.contender in self.decided:
+            return
+        ratio = self._ratio_of_first(run, ahead)
+        self.state.leave_out(
+            run,
+            f"{ratio:.2f} times the samples/s of {ahead.contender}, in one sprint of each: one "
+            f"machine did more than {PLAINLY_AHEAD:g} times the samples/s of either",
+        )
 
     # Who is shown to be slower
 

@@ -173,6 +173,36 @@ def test_both_sides_sprint_as_often_in_shuffled_order_and_who_is_slower_is_left_
     assert title == "What was tried: ring-w2, servers-w2" and "; sharded-w2 " in rings
 
 
+def test_over_hosts_one_round_is_enough_where_one_machine_is_plainly_ahead(tmp_path):
+    contenders = settings(hosts="a:1,b:1")
+    speeds = {"single-w1": 1000.0, "ps-sync-w2-s1-rpc": 30.0, "ps-sync-w2-s1-zmq": 40.0}
+    staying, made, lines = search(contenders, tmp_path, speeds, 0.01)
+    tried = [name for _, name in made]
+    assert {place for place, _ in made} == {"pilot/1"} and "single-w1" in tried
+    assert len(set(tried)) == len(tried) >= 9 and "in 1 round of sprints" in lines[0]
+    # One setting of each mode, but for the mode that is far behind the best of its side.
+    assert {name.split("-w2")[0] for name in staying} == {
+        "single-w1",
+        "allreduce",
+        "ddp",
+        "ps-async",
+    }
+    reasons = [left.why for left in conducted([tmp_path]).left_out]
+    assert len(reasons) == len(contenders) - len(staying)
+    assert all("in one sprint of each" in why for why in reasons)
+
+
+@pytest.mark.parametrize("speed_of_machine", [190.0, 60.0])
+def test_over_hosts_there_are_two_rounds_where_one_machine_is_not_plainly_ahead(
+    speed_of_machine, tmp_path
+):
+    speeds = {"single-w1": speed_of_machine}
+    _, made, lines = search(settings(hosts="a:1,b:1"), tmp_path, speeds, 0.01)
+    assert [name for _, name in made].count("single-w1") == 1
+    assert {place for place, _ in made} == {"pilot/1", "pilot/2"}
+    assert "in 2 rounds of sprints" in lines[0]
+
+
 def test_a_setting_that_is_as_fast_is_called_slower_in_at_most_five_of_a_hundred_searches(tmp_path):
     contenders, searches = settings(), 300
     called_slower = dict.fromkeys([*RING, *SERVERS], 0)
