@@ -23,7 +23,7 @@ from hvdtrain.comparing.search import Search, sides
 from hvdtrain.comparing.selection import contenders_to_repeat, contenders_to_train
 from hvdtrain.launch.forking import can_be_forked, fork_server
 from hvdtrain.launch.job_log import failure_reason
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds
 from hvdtrain.reporting.answer import Answer, reach_answer
 from hvdtrain.reporting.comparisons import split_into_comparisons
@@ -425,17 +425,16 @@ class Comparison:
         summary = out / "summary.json"
         # Measuring the network takes some seconds.
         measure = run.config.repeat == 1 or not run.config.sprint
+        training = TrainingJob(
+            run.config,
+            run.workers,
+            run.hosts,
+            out,
+            secrets=self.secrets,
+            fork_server=self._fork_server_for(run),
+        )
         try:
-            command = prepare(
-                run.launcher,
-                run.config,
-                run.workers,
-                run.hosts,
-                out,
-                measure=measure,
-                secrets=self.secrets,
-                fork_server=self._fork_server_for(run),
-            )
+            command = prepare(run.launcher, training, measure=measure)
         except UsageError as error:
             if self.progress.started == 1 and not self.progress.kept:
                 raise
