@@ -77,7 +77,7 @@ def base(tmp_path_factory):
         )
     (root / "plan").mkdir()
     shutil.copy(
-        Path(hvdtrain.__file__).parent / "plan/cases/mxnet-alexnet.toml",
+        Path(hvdtrain.__file__).parent / "planning/cases/mxnet-alexnet.toml",
         root / "plan" / "case.toml",
     )
     images = tmp_path_factory.mktemp("images")

@@ -19,7 +19,7 @@ from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.ring import FILLS
 from hvdtrain.planning.scenario import Layer, Scenario, Stragglers
 from hvdtrain.reporting import rule
-from hvdtrain.reporting.answer import EITHER, RING, SERVERS, reach_answer
+from hvdtrain.reporting.answer import EITHER, RING_WINS, SERVERS_WIN, reach_answer
 from hvdtrain.runs.network_bound import network_bound
 
 MODES = [modes.declared(name) for name in modes.names()]
@@ -228,7 +228,7 @@ def test_a_comparison_read_backwards_says_the_reverse(lead):
     forth = reach_answer(runs({"allreduce": 100 * lead, "ps-sync": 100, "single": 50}))
     made = runs({"ps-sync": 100 * lead, "allreduce": 100, "single": 50})
     back = reach_answer(made)
-    reverse = {RING: SERVERS, SERVERS: RING}
+    reverse = {RING_WINS: SERVERS_WIN, SERVERS_WIN: RING_WINS}
     assert back.word == reverse.get(forth.word, forth.word)
     there, here = forth.data["speed"], back.data["speed"]
     assert there["ratio"] * here["ratio"] == pytest.approx(1)

@@ -31,7 +31,7 @@ def test_a_wheel_carries_the_recipes_and_finds_them(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
         names = archive.namelist()
-    assert {"hvdtrain/reporting/page.css", "hvdtrain/plan/cases/mxnet-alexnet.toml"} <= {*names}
+    assert {"hvdtrain/reporting/page.css", "hvdtrain/planning/cases/mxnet-alexnet.toml"} <= {*names}
     assert not [name for name in names if name.startswith(("datasets/", "launchers/", "tests/"))]
     look = (
         "from hvdtrain.base.config import recipes;"

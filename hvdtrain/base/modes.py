@@ -19,15 +19,30 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from types import ModuleType
+from typing import Protocol
 
 from hvdtrain.base.errors import unknown
+from hvdtrain.base.numerics.compression import CODECS
 
 RING, SERVERS, ONE_MACHINE = "ring", "servers", "one machine"
+# Options of a mode that can take local steps. Lockstep has `fragments` too.
+LOCAL_STEPS = ("local_steps", "outer", "outer_lr", "outer_momentum")
 _PACKAGE = "hvdtrain.job.modes"
+
+
+class EffectiveOptions(Protocol):
+    """What a run recorded of the options that its mode decides if they are not given."""
+
+    @property
+    def push_scale(self) -> str | None: ...
+
+    @property
+    def look_ahead(self) -> float | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +75,10 @@ class Mode:
             first: `equal`, `measured`, `leased`.
         wait_for: what can wait for fresh weights, the default first: the next forward of each
             `layer`, or the next `step`. Empty if neither applies.
+        shards_optimizer: whether each worker updates a part of the weights alone, for all. Else
+            each worker of a ring updates all of them.
+        step_words: returns what a report says of how pushes become a step, if anything, given what
+            a run recorded.
     """
 
     family: str
@@ -77,13 +96,18 @@ class Mode:
     shares: tuple[str, ...] = ("equal",)
     wait_for: tuple[str, ...] = ()
     joins_horovod: bool = False
+    shards_optimizer: bool = False
+    step_words: Callable[[EffectiveOptions], str] | None = None
 
     @property
     def has_servers(self) -> bool:
         return self.family == SERVERS
 
     def can_send(self, codec: str) -> bool:
-        return codec in self.compressions or ("any" in self.compressions and codec != "powersgd")
+        if codec in self.compressions:
+            return True
+        spec = CODECS.get(codec)
+        return "any" in self.compressions and spec is not None and spec.encode is not None
 
 
 @cache

@@ -52,7 +52,7 @@ from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.models import is_own
-from hvdtrain.reporting.conduct import SPEED, TIME_TO_TARGET
+from hvdtrain.reporting.conduct import BY_SPEED, BY_TIME_TO_TARGET
 from hvdtrain.reporting.contenders import Margins
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.read import find_runs, grouped
@@ -262,7 +262,7 @@ def compare(
     options = with_script_words(options, script_words)
     decided_by = _what_decides(ctx, options)
     sprint_s = _sprint_length(ctx, options, decided_by)
-    repeats = _number_of_repeats(ctx, repeats, until_sure, decided_by == SPEED and not sprint_s)
+    repeats = _number_of_repeats(ctx, repeats, until_sure, decided_by == BY_SPEED and not sprint_s)
     listed = hosts_or_here(ctx)
     if listed and not _is_chosen(ctx, "workers"):
         workers = [sum(host.slots for host in listed)]
@@ -295,7 +295,7 @@ def compare(
     earlier = find_finished(folder)
     state = ComparisonState(folder)
     given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
-    looks_for_rates = decided_by == TIME_TO_TARGET and "lr" not in given
+    looks_for_rates = decided_by == BY_TIME_TO_TARGET and "lr" not in given
     asked = experiment(config, sprint_s, requested) | {
         DECIDE_BY: decided_by,
         "learning rates": "looked for" if looks_for_rates else "as given",
@@ -520,7 +520,7 @@ def _sprint_length(ctx: click.Context, options: dict[str, Any], decided_by: str)
             options[name] = getattr(RunConfig, name)
     if not any(options[name] for name in WHOLE) and not options["script"]:
         options["epochs"] = DEFAULT_EPOCHS
-    if decided_by == TIME_TO_TARGET:
+    if decided_by == BY_TIME_TO_TARGET:
         return 0.0
     has_length = given or WHOLE & set(ctx.default_map or ())
     if has_length and not given_options(ctx, ["trainings", "sprint"]):
@@ -542,9 +542,9 @@ def _what_decides(ctx: click.Context, options: dict[str, Any]) -> str:
     Raises:
         UsageError: an option was given that --decide-by target has no use for.
     """
-    decided_by = ctx.params["decide_by"] or SPEED
-    if decided_by == SPEED:
-        return SPEED
+    decided_by = ctx.params["decide_by"] or BY_SPEED
+    if decided_by == BY_SPEED:
+        return BY_SPEED
     if ctx.params["script"]:
         raise UsageError(
             "--decide-by target is not for --script: job.report says what a script has come to, "
@@ -557,7 +557,7 @@ def _what_decides(ctx: click.Context, options: dict[str, Any]) -> str:
                 "whole training"
             )
     options["stop_at_target"] = True
-    return TIME_TO_TARGET
+    return BY_TIME_TO_TARGET
 
 
 # What is there

@@ -14,8 +14,8 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import three_digits, with_noun
 from hvdtrain.comparing.grid import Planned
 from hvdtrain.reporting.conduct import (
-    SPEED,
-    TIME_TO_TARGET,
+    BY_SPEED,
+    BY_TIME_TO_TARGET,
     Conduct,
     FoundRate,
     LeftOut,
@@ -254,7 +254,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
                 family = str(entry.get("family"))
                 before = tried.get(family, Tried(0, 0.0))
                 tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
-    decided_by = TIME_TO_TARGET if measures == {TIME_TO_TARGET} else SPEED
+    decided_by = BY_TIME_TO_TARGET if measures == {BY_TIME_TO_TARGET} else BY_SPEED
     return Conduct(left_out, disturbed, dict(sorted(tried.items())), rates, decided_by)
 
 

@@ -73,11 +73,12 @@ def _mathematics_of_task(run: Planned) -> Hashable:
 
 
 def trials_of(group: Sequence[Planned]) -> list[Planned]:
-    """Returns trainings of a mathematics, as many as there will be. Which rates stay is not known."""
-    run = group[0]
-    trials = []
-    for number, kept in enumerate(ROUNDS, 1):
-        trials += [_trial(run, run.config.lr * factor, number) for factor in FACTORS[:kept]]
+    """Returns trainings of a mathematics, as many as there will be. Which rates stay is not known.
+
+    They are those of a search in which none comes to anything.
+    """
+    trials: list[Planned] = []
+    _search(group, trials.append)
     return trials
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from hvdtrain.base.config.option_types import FileToWrite, Folder, Real
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
-from hvdtrain.reporting.conduct import SPEED, TIME_TO_TARGET
+from hvdtrain.reporting.conduct import BY_SPEED, BY_TIME_TO_TARGET
 
 if TYPE_CHECKING:
     from hvdtrain.reporting.answer import Answer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hvdtrain.reporting.table import Table
     from hvdtrain.runs.read import Run
 
-# What --decide-by takes for TIME_TO_TARGET too.
+# What --decide-by takes for BY_TIME_TO_TARGET too.
 TARGET = "target"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -29,11 +29,11 @@ class DecidingMeasure(click.Choice):
     """What decides a comparison: the name of a measure, or the short one."""
 
     def __init__(self) -> None:
-        super().__init__([SPEED, TARGET, TIME_TO_TARGET])
+        super().__init__([BY_SPEED, TARGET, BY_TIME_TO_TARGET])
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         name = str(super().convert(value, param, ctx))
-        return TIME_TO_TARGET if name == TARGET else name
+        return BY_TIME_TO_TARGET if name == TARGET else name
 
 
 def deciding_options(command: _Command) -> _Command:

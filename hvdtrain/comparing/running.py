@@ -23,18 +23,20 @@ from hvdtrain.comparing.search import Search, sides
 from hvdtrain.comparing.selection import contenders_to_repeat, contenders_to_train
 from hvdtrain.launch.forking import can_be_forked, fork_server
 from hvdtrain.launch.job_log import failure_reason
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds
 from hvdtrain.reporting.answer import Answer, reach_answer
 from hvdtrain.reporting.comparisons import split_into_comparisons
-from hvdtrain.reporting.conduct import SPEED, Conduct
+from hvdtrain.reporting.conduct import BY_SPEED, Conduct
 from hvdtrain.reporting.contenders import DEFAULT, Margins
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
 from hvdtrain.runs.read import Run, load_run
 
 
-def reach_answers(runs: Iterable[Run], margins: Margins, decided_by: str = SPEED) -> list[Answer]:
+def reach_answers(
+    runs: Iterable[Run], margins: Margins, decided_by: str = BY_SPEED
+) -> list[Answer]:
     """Returns the answers of the comparisons that these runs are; empty if there are no runs."""
     comparisons = split_into_comparisons(list(runs))
     conduct = Conduct(decided_by=decided_by)
@@ -73,7 +75,7 @@ class Comparison:
         repeats: int,
         number_of_trainings: int | None,
         search: Search | None = None,
-        decided_by: str = SPEED,
+        decided_by: str = BY_SPEED,
         looks_for_rates: bool = False,
     ) -> None:
         self.folder = folder
@@ -247,12 +249,12 @@ class Comparison:
             if number == min(LOOKS[0], self.repeats):
                 self._do(self._whole_runs(contenders, range(1, self.number_of_trainings + 1)))
             is_look = number in LOOKS and (until_sure or self.may_train_again)
-            why_enough = self._look(margins) if is_look else ""
+            why_enough = self._why_enough(margins) if is_look else ""
             if why_enough and until_sure and number < self.repeats:
                 self.console.print(f"{why_enough} after {number} repeats")
                 break
 
-    def _look(self, margins: Margins) -> str:
+    def _why_enough(self, margins: Margins) -> str:
         """Looks at the answers so far. If one hangs on a second training, that is done first.
 
         Returns:
@@ -425,17 +427,16 @@ class Comparison:
         summary = out / "summary.json"
         # Measuring the network takes some seconds.
         measure = run.config.repeat == 1 or not run.config.sprint
+        training = TrainingJob(
+            run.config,
+            run.workers,
+            run.hosts,
+            out,
+            secrets=self.secrets,
+            fork_server=self._fork_server_for(run),
+        )
         try:
-            command = prepare(
-                run.launcher,
-                run.config,
-                run.workers,
-                run.hosts,
-                out,
-                measure=measure,
-                secrets=self.secrets,
-                fork_server=self._fork_server_for(run),
-            )
+            command = prepare(run.launcher, training, measure=measure)
         except UsageError as error:
             if self.progress.started == 1 and not self.progress.kept:
                 raise

@@ -34,7 +34,7 @@ def without_bad(folder: ImageFolder) -> ImageFolder:
     def is_bad(path: Path) -> bool:
         return isinstance(digest_or_problem(path), str)
 
-    found = _look(paths, is_bad, _state(folder.root, paths))
+    found = _find_bad(paths, is_bad, _state(folder.root, paths))
     bad = [paths[index].relative_to(folder.root).as_posix() for index in found]
     return scan(folder.root, frozenset(bad)) if bad else folder
 
@@ -62,10 +62,10 @@ def bad_rows(images: ManyImages, state: str) -> list[int]:
         return False
 
     key = hashlib.sha256(state.encode()).hexdigest()[:32]
-    return _look(range(len(images)), is_bad, key)
+    return _find_bad(range(len(images)), is_bad, key)
 
 
-def _look(items: Sequence[Any], is_bad: Callable[[Any], bool], key: str) -> list[int]:
+def _find_bad(items: Sequence[Any], is_bad: Callable[[Any], bool], key: str) -> list[int]:
     """Returns the indices of the items that are bad, of the cache where it has them.
 
     Args:

@@ -75,7 +75,7 @@ class Packing(msgspec.Struct):
     key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
+class RowGroup(msgspec.Struct, frozen=True, array_like=True):
     """A row group of images.
 
     Attributes:
@@ -98,7 +98,7 @@ class FileOfImages(msgspec.Struct, frozen=True):
 
     path: str
     size: int
-    groups: list[Group]
+    groups: list[RowGroup]
 
 
 class Listing(msgspec.Struct, frozen=True, tag=True):
@@ -225,7 +225,7 @@ class ParquetFile:
     size: int
     metadata: Any
     image: str
-    groups: list[Group]
+    groups: list[RowGroup]
 
     def open(self) -> RangeFile:
         """Opens the file in its file system."""
@@ -543,7 +543,7 @@ def _footer(file: RangeFile) -> bytes:
     return tail[-length:]
 
 
-def row_groups(metadata: Any, image: str, label: str, end: int) -> list[Group]:
+def row_groups(metadata: Any, image: str, label: str, end: int) -> list[RowGroup]:
     """Returns the row groups of a file with columns of images and labels.
 
     Args:
@@ -570,7 +570,7 @@ def row_groups(metadata: Any, image: str, label: str, end: int) -> list[Group]:
     return groups
 
 
-def _column_of_group(chunk: Any, rows: int, end: int, number: int) -> Group:
+def _column_of_group(chunk: Any, rows: int, end: int, number: int) -> RowGroup:
     """Returns the place and size of one column of a row group, after checking them.
 
     Args:
@@ -591,7 +591,7 @@ def _column_of_group(chunk: Any, rows: int, end: int, number: int) -> Group:
     if chunk.num_values != rows:
         raise ValueError(f"row group {number} has {chunk.num_values:,} values in {rows:,} rows")
     is_plain = chunk.compression == "UNCOMPRESSED" and not chunk.has_dictionary_page
-    return Group(rows, start, size, unpacked, is_plain)
+    return RowGroup(rows, start, size, unpacked, is_plain)
 
 
 def _columns(schema: Any, label: str) -> Columns:
@@ -752,7 +752,7 @@ def check_sizes(lengths: np.ndarray) -> None:
         raise ValueError(f"an image has {longest:,} bytes, too many for an image")
 
 
-def places_of(path: Path, group: Group, batches: list[Any]) -> np.ndarray | None:
+def places_of(path: Path, group: RowGroup, batches: list[Any]) -> np.ndarray | None:
     """Finds the images of an uncompressed row group in the file, and compares each.
 
     In Parquet's PLAIN encoding the length of an image, 4 bytes, precedes it. A page's header may

@@ -109,7 +109,7 @@ class InFile(NamedTuple):
             return os.pread(opened.fileno(), end - start, start)
 
 
-class InMemory(NamedTuple):
+class ImagesInMemory(NamedTuple):
     """Images in memory, concatenated: where each ends, [images] int64, and all bytes."""
 
     ends: np.ndarray
@@ -172,7 +172,7 @@ class ParquetReader:
             self._free.put(connection)
         _readers.add(self)
 
-    def read(self, file: int, group: int, local: Path | None) -> InFile | InMemory:
+    def read(self, file: int, group: int, local: Path | None) -> InFile | ImagesInMemory:
         """Reads the images of a row group.
 
         Args:
@@ -188,7 +188,7 @@ class ParquetReader:
         if local and isinstance(answer, Places):
             return InFile(local, np.frombuffer(answer.places, np.int64).reshape(-1, 2))
         assert isinstance(answer, Images)
-        return InMemory(np.frombuffer(answer.ends, np.int64), images)
+        return ImagesInMemory(np.frombuffer(answer.ends, np.int64), images)
 
     def _ask(
         self, request: ListDataset | Read, what: str

@@ -17,7 +17,7 @@ from hvdtrain.data.filesystems import reason_of
 from hvdtrain.data.folder import ManyImages
 from hvdtrain.data.image import Unread
 from hvdtrain.data.kept_files import kept
-from hvdtrain.data.parquet_process import InFile, InMemory, ParquetReader
+from hvdtrain.data.parquet_process import ImagesInMemory, InFile, ParquetReader
 from hvdtrain.data.sampling import packing_order
 
 # Bytes of images that a process keeps in memory. Of row groups as `data pack` writes them these are
@@ -43,7 +43,7 @@ class RowGroups:
         self.filesystem = filesystem
         self.cache = cache
         self.lock = threading.Lock()
-        self.kept: OrderedDict[tuple[int, int], Future[InFile | InMemory]] = OrderedDict()
+        self.kept: OrderedDict[tuple[int, int], Future[InFile | ImagesInMemory]] = OrderedDict()
         self.sizes: dict[tuple[int, int], int] = {}  # bytes of kept row groups that have been read
         self.in_files: dict[tuple[int, int], InFile] = {}
 
@@ -65,7 +65,7 @@ class RowGroups:
             self.in_files.pop((file, group), None)
         return self._images(file, group).image(row)
 
-    def _images(self, file: int, group: int) -> InFile | InMemory:
+    def _images(self, file: int, group: int) -> InFile | ImagesInMemory:
         """Returns all images of a row group, after reading it if it is not in the cache.
 
         Of several threads that need the same row group one reads it, and the others wait.
@@ -83,11 +83,11 @@ class RowGroups:
             self._keep(key, future)
         return future.result()
 
-    def _keep(self, key: tuple[int, int], future: Future[InFile | InMemory]) -> None:
+    def _keep(self, key: tuple[int, int], future: Future[InFile | ImagesInMemory]) -> None:
         """Keeps what was read, and drops the least recently used row groups beyond KEPT_BYTES."""
         with self.lock:
             images = None if future.exception() else future.result()
-            if not isinstance(images, InMemory):
+            if not isinstance(images, ImagesInMemory):
                 del self.kept[key]
                 if images:
                     self.in_files[key] = images
@@ -98,7 +98,7 @@ class RowGroups:
                 del self.kept[oldest]
                 del self.sizes[oldest]
 
-    def _read(self, number: int, group: int) -> InFile | InMemory:
+    def _read(self, number: int, group: int) -> InFile | ImagesInMemory:
         file = self.files[number]
         local = None
         if getattr(self.filesystem, "local_file", False):

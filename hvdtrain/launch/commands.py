@@ -38,7 +38,7 @@ from hvdtrain.launch.hosts import (
     secrets_option,
 )
 from hvdtrain.launch.job_log import log_text
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.processes import end_process
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.launch.records import Claim, cancel, claimed, forget, read_record
@@ -182,23 +182,20 @@ def launch(
     folder = Path(out or f"runs/launch-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     if not resume:
         check_free(folder)
-    make_command = partial(
-        prepare,
-        recipe,
+    job = TrainingJob(
         config,
         workers,
         used,
         folder,
-        check=not dry_run,
         working_folder=destination,
         interface=interface,
         resume=True,
         all_options=resumed is not None,
-        measure=True,
         respawn=respawn,
         secrets=secrets,
         elastic=elastic,
     )
+    make_command = partial(prepare, recipe, job, check=not dry_run, measure=True)
     names = [host.name for host in used]
     if dry_run:
         copying = copy_commands(names, destination) if destination else {}

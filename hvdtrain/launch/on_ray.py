@@ -84,7 +84,7 @@ class Rank:
         self.process.send_signal(signal.SIGUSR1)
 
 
-class Job:
+class RayJob:
     """The ranks of a job, each supervised by a thread.
 
     Args:
@@ -323,7 +323,7 @@ def main(
             environment = {name: os.environ[name] for name in exported}
             resources = {"num_cpus": cpus, "num_gpus": gpus}
             places = placed(ranks, servers, nodes, here)
-            job = Job(
+            job = RayJob(
                 group, places, resources, folder, program, environment, servers, shlex.split(join)
             )
             code = job.run(keep_going, has_to_leave)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +26,13 @@ from hvdtrain.runs.launched import LAUNCHER, Launched, Pair
 from hvdtrain.runs.request import with_absolute_paths
 
 
-def prepare(
-    recipe: Launcher,
-    config: RunConfig,
-    workers: int,
-    hosts: Sequence[Host],
-    out: Path,
-    check: bool = True,
-    working_folder: str = "",
-    interface: str = "",
-    resume: bool = False,
-    all_options: bool = False,
-    measure: bool = False,
-    secrets: Mapping[str, str] | None = None,
-    respawn: bool = False,
-    elastic: bool = False,
-    fork_server: str = "",
-) -> LaunchCommand:
-    """Returns the command that starts a training job.
+@dataclass(frozen=True)
+class TrainingJob:
+    """A training job that is to be started.
 
-    Args:
-        hosts: the hosts, each with the slots that the job uses. Empty if the launcher finds hosts
-            itself.
-        check: whether to check the hosts first, if the launcher needs them. A scheduler knows its
-            hosts.
+    Attributes:
+        hosts: each with the slots that the job uses. Empty if the launcher finds hosts itself.
+        out: the run folder.
         working_folder: where ranks start on the hosts, a copy of the code; by default the current
             folder.
         interface: the network interface by which hosts reach each other; by default
@@ -56,48 +40,72 @@ def prepare(
         resume: whether to continue the run in the folder, as after a failure.
         all_options: whether to give the ranks every option, since the run folder may have other
             values.
-        measure: whether to measure the network between checked hosts, for the manifest.
         secrets: variables for every rank that no command line may show.
         respawn: whether workers that are lost will be started again.
         elastic: whether a ring goes on without workers that are lost.
         fork_server: the socket of the process that the ranks are forked from; empty if each is a
             new interpreter. See forking.fork_server.
+    """
+
+    config: RunConfig
+    workers: int
+    hosts: Sequence[Host]
+    out: Path
+    working_folder: str = ""
+    interface: str = ""
+    resume: bool = False
+    all_options: bool = False
+    secrets: Mapping[str, str] | None = None
+    respawn: bool = False
+    elastic: bool = False
+    fork_server: str = ""
+
+
+def prepare(
+    recipe: Launcher, job: TrainingJob, check: bool = True, measure: bool = False
+) -> LaunchCommand:
+    """Returns the command that starts a training job.
+
+    Args:
+        check: whether to check the hosts first, if the launcher needs them. A scheduler knows its
+            hosts.
+        measure: whether to measure the network between checked hosts, for the manifest.
 
     Raises:
         UsageError: a host cannot run the job, or the launcher needs hosts.
     """
-    run_folder = out  # as the ranks see it
+    run_folder = job.out  # as the ranks see it
     if recipe.runs:  # ranks see other folders than this machine
-        _check_paths(recipe.name, config)
-        run_folder = Path(recipe.runs, out.name)
-    memory_mb = requested_mb(config, workers)
-    required = requirements(config, workers, out, working_folder)
-    config = _with_code_in(working_folder, with_absolute_paths(config))
-    program = train_program(config, run_folder, all_options, recipe.interpreter)
-    if resume:
+        _check_paths(recipe.name, job.config)
+        run_folder = Path(recipe.runs, job.out.name)
+    memory_mb = requested_mb(job.config, job.workers)
+    required = requirements(job.config, job.workers, job.out, job.working_folder)
+    config = _with_code_in(job.working_folder, with_absolute_paths(job.config))
+    program = train_program(config, run_folder, job.all_options, recipe.interpreter)
+    if job.resume:
         program.append("--resume")
-    if fork_server:
-        program = forked_program(fork_server, program)
+    if job.fork_server:
+        program = forked_program(job.fork_server, program)
     if recipe.script_name:  # not every scheduler passes the environment on
         program = ["env", f"{LAUNCHER}={recipe.name}@{recipe.digest}", *program]
-    secrets = dict(secrets or {})
-    if config.wire == "zmq" or elastic:
+    secrets = dict(job.secrets or {})
+    if config.wire == "zmq" or job.elastic:
         secrets[WIRE_KEY] = os.environ.get(WIRE_KEY) or new_wire_key()
     environment = {}
-    if elastic:
+    if job.elastic:
         environment[ELASTIC] = "1"
-    elif respawn:
+    elif job.respawn:
         environment[RESPAWNS] = "1"
     spec = JobSpec(
-        ranks=workers + config.servers,
+        ranks=job.workers + config.servers,
         program=program,
         servers=config.servers,
-        hosts=hosts,
-        out=out,
-        interface=interface,
-        working_folder=working_folder,
-        survives_lost_rank=elastic or modes.declared(config.mode).survives_lost_worker,
-        join=join_program(run_folder, recipe.interpreter) if respawn else (),
+        hosts=job.hosts,
+        out=job.out,
+        interface=job.interface,
+        working_folder=job.working_folder,
+        survives_lost_rank=job.elastic or modes.declared(config.mode).survives_lost_worker,
+        join=join_program(run_folder, recipe.interpreter) if job.respawn else (),
         secrets=secrets,
         needs_network=needs_network(config),
         environment=environment,

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.modes import Mode
+from hvdtrain.base.numerics.compression import CODECS
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, simulate, speed
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 
-# Codecs that are tried beside none, where both sides can send them.
-COMPRESSIONS = ("fp16", "int8")
 # The number of uses of some hosts that are shown.
 SHOWN = 8
 # The number of jobs that are simulated better: the fastest in a rough simulation.
@@ -97,7 +96,7 @@ class Contest:
         codecs = [self.template.compression]
         if self.template.compression != "none":
             return codecs
-        for codec in COMPRESSIONS:
+        for codec in [kind for kind, spec in CODECS.items() if spec.is_tried]:
             is_known = codec in self.calibration.codecs
             if is_known and all(_can_send(family, codec) for family in families):
                 codecs.append(codec)

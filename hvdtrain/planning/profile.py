@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hvdtrain.base.config.run_config import RunConfig
-from hvdtrain.base.numerics.compression import Compressor
+from hvdtrain.base.numerics.compression import CODECS, Compressor
 from hvdtrain.base.numerics.optimizers import make_optimizer
 from hvdtrain.base.system.cgroups import usable_cores
 from hvdtrain.data.folder import ImageFolder
@@ -38,7 +38,6 @@ SHORTEST_S = 1e-6
 VECTOR_MB = 16
 FLOATS_PER_MB = 250_000
 REPEATS = 4
-CODECS = ("fp16", "bf16", "int8", "topk:0.01", "2bit:0.05")
 # The range of quartiles of a normal distribution, in standard deviations.
 QUARTILES = 1.349
 # The factor by which the speedup of all cores may be off.
@@ -298,7 +297,7 @@ def _codecs() -> dict[str, dict[str, Quantity]]:
     """Returns what each codec costs: `codecs` of a calibration."""
     costs = {}
     gradient = torch.randn(VECTOR_MB * FLOATS_PER_MB)
-    for name in CODECS:
+    for name in [spec.measured_as for spec in CODECS.values() if spec.measured_as]:
         codec = Compressor(name)
         parts = codec.encode(gradient.clone())
         wire_share = sum(part.nbytes for part in parts) / gradient.nbytes

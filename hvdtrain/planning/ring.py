@@ -80,7 +80,7 @@ class SimulatedRing(SimulatedJob):
         """
         scenario = self.scenario
         optimizer_s = scenario.optimizer_s_per_mb * gradients / 1e6
-        if scenario.mode == "sharded":
+        if scenario.shards_optimizer:
             yield partial(self._collective, gradients, 1)
             yield from self._update(optimizer_s / scenario.workers)
             yield partial(self._collective, gradients, 1)

@@ -105,7 +105,7 @@ class Scenario:
         round_steps: in ps-ssp and ps-async all workers wait for the last one after so many steps,
             as before an evaluation; 0: never.
         under_way_bytes: the bound of all workers' pushes under way to a server, shared evenly by
-            the workers. (Where there are more servers than workers, ps.exchange gives a worker
+            the workers. (Where there are more servers than workers, ps.push_exchange gives a worker
             less of it, one bound for all servers together.)
         seed: of everything that is drawn: the order on shared links, who is slow at random, jitter.
     """
@@ -143,6 +143,10 @@ class Scenario:
     @property
     def in_lockstep(self) -> bool:
         return modes.declared(self.mode).lockstep
+
+    @property
+    def shards_optimizer(self) -> bool:
+        return modes.declared(self.mode).shards_optimizer
 
     @property
     def transport_name(self) -> str:

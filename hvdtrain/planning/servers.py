@@ -2,17 +2,17 @@
 sends them.
 
 A push costs the worker's io thread processor time. It takes the worker's link and the server's,
-costs the server's io thread, and is added up. When the mode says so, the server updates the weights
-and answers, back the same way.
+costs the server's io thread, and is added up. When the mode's policy says so, the server updates
+the weights and answers, back the same way.
 """
 
-import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hvdtrain.base import modes
 from hvdtrain.job.buckets.send_queue import SendQueue
+from hvdtrain.job.ps.policy import PolicyDecision, Release
 from hvdtrain.planning.engine import (
     EventLoop,
     IoThread,
@@ -24,6 +24,7 @@ from hvdtrain.planning.engine import (
     go_on,
 )
 from hvdtrain.planning.layout import Detail, HostGroup, Piece, cut, host_groups
+from hvdtrain.planning.policies import GroupPolicies, accept
 from hvdtrain.planning.scenario import WARM_UP, Scenario
 from hvdtrain.planning.worker import SimulatedJob, Worker
 
@@ -90,6 +91,12 @@ class _Client(Worker):
             self.queues.append(SendQueue(room, lambda number: job.pieces[number].bytes))
         self.read = [0] * len(job.pieces)
         self.ready_in = [0] * len(job.pieces)
+        self.tell_idle = partial(job.idle, self)
+
+    def steps(self) -> Process:
+        """See Worker."""
+        yield from super().steps()
+        self.tell_idle()
 
 
 @dataclass(slots=True)
@@ -122,11 +129,13 @@ class SimulatedServers(SimulatedJob):
     """A job with servers, each of which holds a range of the weights.
 
     Attributes:
-        pushes_per_update: that a server adds up before it updates a piece.
-        pushed: of each piece, the step of each worker's last push.
-        came: of each piece, the pushes that wait to be an update.
+        members: of each group of workers, their numbers in the policies.
+        group_of: the group of each of these workers.
+        updates_each: how many updates an update of a policy stands for.
+        policies: of each piece, what decides when pushes are applied and answered.
         version: of each piece, the updates that it has had.
-        held: of each piece, the pushes that are not answered: (worker, step).
+        held: of each piece, the groups that have pushed and are not answered, in the order of their
+            pushes, and how many members of each may not go on yet.
     """
 
     def __init__(self, scenario: Scenario, steps: int, seed: str, detail: Detail) -> None:
@@ -141,14 +150,13 @@ class SimulatedServers(SimulatedJob):
             for factor, count in hosts.group.workers:
                 clients.append(_Client(self, hosts, hosts.group.hosts * count, factor))
         self.workers = list(clients)
-        self.in_lockstep = scenario.in_lockstep
-        self.bounds_staleness = "staleness" in modes.declared(scenario.mode).options
-        averages = self.in_lockstep or scenario.softsync
-        self.pushes_per_update = scenario.workers if averages else 1
-        self.pushed = [dict.fromkeys(clients, 0) for _ in self.pieces]
-        self.came = [0] * len(self.pieces)
+        policies = GroupPolicies(scenario, [client.times for client in clients])
+        self.members = dict(zip(clients, policies.members, strict=True))
+        self.group_of = [client for client in clients for _ in self.members[client]]
+        self.updates_each = policies.updates_each
+        self.policies = [policies.make() for _ in self.pieces]
         self.version = [0] * len(self.pieces)
-        self.held: list[list[tuple[_Client, int]]] = [[] for _ in self.pieces]
+        self.held: list[dict[_Client, int]] = [{} for _ in self.pieces]
 
     def send(self, worker: Worker, number: int) -> None:
         assert isinstance(worker, _Client)
@@ -203,40 +211,65 @@ class SimulatedServers(SimulatedJob):
             step: of the push.
             read: the version of the weights that the gradient was computed with.
         """
-        self.pushed[number][client] = step
-        if not self.in_lockstep and len(client.ends) >= WARM_UP:
-            self._count_staleness(client, self.version[number] - read)
-        self.came[number] += client.times
-        self.held[number].append((client, step))
-        updates, self.came[number] = divmod(self.came[number], self.pushes_per_update)
+        self.held[number][client] = len(self.members[client])
+
+        def tell(member: int) -> PolicyDecision:
+            return accept(self.policies[number], member, step, read, self.version[number])
+
+        self._decide(client, number, tell)
+
+    def idle(self, client: _Client) -> None:
+        """Tells all policies that a group takes no more steps, so that no other waits for it."""
+        for number, policy in enumerate(self.policies):
+            tell = partial(policy.idle, step=client.step, at_barrier=True)
+            self._decide(client, number, tell)
+
+    def _decide(self, client: _Client, number: int, tell: Callable[[int], PolicyDecision]) -> None:
+        """Carries out what a piece's policy decides about a message of each member of a group.
+
+        Args:
+            tell: tells the policy, given the member's number.
+        """
+        updates = 0
+        released: list[Release] = []
+        for member in self.members[client]:
+            decision = tell(member)
+            made = self.updates_each * len(decision.updates)
+            updates += made
+            self.version[number] += made
+            released += decision.released
         if not updates:
-            self._release(number)
+            self._release(number, released)
             return
-        self.version[number] += updates
         piece = self.pieces[number]
         hosts = self.hosts[piece.owner]
         optimizer_s = updates * piece.bytes / 1e6 * self.scenario.optimizer_s_per_mb
-        hosts.cores.work(optimizer_s / hosts.servers, hosts.servers, partial(self._release, number))
+        then = partial(self._release, number, released)
+        hosts.cores.work(optimizer_s / hosts.servers, hosts.servers, then)
+
+    def _release(self, number: int, released: Sequence[Release]) -> None:
+        """Answers a piece's pushes, where all members of a group may take the next step."""
+        held = self.held[number]
+        for release in released:
+            client = self.group_of[release.worker]
+            held[client] -= 1
+            if len(client.ends) >= WARM_UP:
+                self._count_staleness(client, release.staleness)
+        answered = [client for client, waiting in held.items() if not waiting]
+        for client in answered:
+            del held[client]
+            self._answer(client, number)
 
     def _count_staleness(self, client: _Client, updates: int) -> None:
-        """Counts a group's pushes, and the updates since the group read the weights."""
-        # Without softsync each push is an update: the group's pushes come one after the other.
-        ahead = 0 if self.scenario.softsync else (client.times - 1) / 2
-        self.staleness_sum += client.times * (updates + ahead)
-        self.pushes += client.times
+        """Counts pushes of a group, and the updates since it read the weights.
 
-    def _release(self, number: int) -> None:
-        """Answers a piece's pushes, as far as the mode lets their workers take the next step."""
-        if self.in_lockstep and self.came[number]:
-            return
-        last_step = math.inf
-        if self.bounds_staleness:
-            last_step = min(self.pushed[number].values()) + self.scenario.staleness
-        held = self.held[number]
-        self.held[number] = [(client, step) for client, step in held if step > last_step]
-        for client, step in held:
-            if step <= last_step:
-                self._answer(client, number)
+        Args:
+            updates: as one member of the group has them, which may stand for several workers. Their
+                updates come one after the other.
+        """
+        pushes = client.times / len(self.members[client])
+        self.staleness_sum += pushes * (updates + (self.updates_each - 1) / 2)
+        self.pushes += pushes
 
     def _answer(self, client: _Client, number: int) -> None:
         """Sends a piece's weights to the workers."""

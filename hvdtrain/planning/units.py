@@ -5,20 +5,20 @@ from typing import Any
 
 import click
 
-from hvdtrain.base.config.option_types import EQUAL, Measure
+from hvdtrain.base.config.option_types import EQUAL, WithUnit
 from hvdtrain.base.numerics.slowdown import Rule, parse
 from hvdtrain.planning.scenario import Stragglers
 
 MOST_WORKERS = 4096
 # in Gbit/s
-BANDWIDTH = Measure(
+BANDWIDTH = WithUnit(
     "bandwidth",
     {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3},
     1e5,
     "100mbit, 1gbit or 25gbit",
 )
 # in microseconds
-LATENCY = Measure("latency", {"us": 1.0, "ms": 1e3, "s": 1e6}, 10e6, "50us or 2ms")
+LATENCY = WithUnit("latency", {"us": 1.0, "ms": 1e3, "s": 1e6}, 10e6, "50us or 2ms")
 
 
 class Counts(click.ParamType):

@@ -208,7 +208,7 @@ class Worker:
         """Takes steps as long as the job has shares for this worker."""
         scenario = self.scenario
         layers = range(len(scenario.layers))
-        updates_alone = not scenario.servers and scenario.mode != "sharded"
+        updates_alone = not scenario.servers and not scenario.shards_optimizer
         while self.job.takes_share(self):
             self._begin_step()
             computed_s = yield from self._forward()

@@ -20,10 +20,10 @@ from hvdtrain.reporting.next_command import NextCommand, next_command
 from hvdtrain.reporting.quality import FAR_BELOW, NOT_SHOWN, WORSE, Quality, trained
 from hvdtrain.reporting.race import (
     EITHER,
-    ONE_MACHINE,
+    ONE_MACHINE_WINS,
     ONE_PROCESS,
-    RING,
-    SERVERS,
+    RING_WINS,
+    SERVERS_WIN,
     UNKNOWN,
     WORD_OF_FAMILY,
     Verdict,
@@ -45,7 +45,8 @@ class Answer:
     """What a comparison says.
 
     Attributes:
-        word: RING, SERVERS, EITHER, ONE_MACHINE, on a single host ONE_PROCESS, or UNKNOWN.
+        word: RING_WINS, SERVERS_WIN, EITHER, ONE_MACHINE_WINS, on a single host ONE_PROCESS, or
+            UNKNOWN.
         because: the deciding figures, in a sentence that can stand alone.
         but: what could turn the answer, MOST_BUTS lines at most.
         next: one command.
@@ -155,7 +156,7 @@ def _weigh(
             break
         dropped.append(worse)
     verdict = replace(verdict, word=_word_with_quality(contenders, verdict, qualities))
-    if verdict.word == ONE_MACHINE and not _exceeds_sharing(contenders, verdict):
+    if verdict.word == ONE_MACHINE_WINS and not _exceeds_sharing(contenders, verdict):
         verdict = replace(verdict, word=UNKNOWN, explained_by_sharing=True)
     return Evidence(contenders, sides, verdict, qualities, dropped, margins, conduct)
 
@@ -163,7 +164,7 @@ def _weigh(
 def _word_for(evidence: Evidence, runs: Sequence[Run]) -> str:
     """Returns the word of the evidence. On a single host one machine is one process."""
     word = evidence.verdict.word
-    return ONE_PROCESS if word == ONE_MACHINE and _on_one_host(runs) else word
+    return ONE_PROCESS if word == ONE_MACHINE_WINS and _on_one_host(runs) else word
 
 
 def _answer(evidence: Evidence, word: str, by_speed: dict[str, str] | None) -> Answer:
@@ -225,7 +226,7 @@ def _compare_quality(
     contenders: Contenders, verdict: Verdict, margin: float
 ) -> dict[Kind, Quality]:
     """Returns how the kinds that the word speaks for compare with their opponents in accuracy."""
-    if verdict.word not in (RING, SERVERS, EITHER) or not verdict.pair:
+    if verdict.word not in (RING_WINS, SERVERS_WIN, EITHER) or not verdict.pair:
         return {}
     faster, slower = verdict.pair
     qualities = {faster: quality.compare(contenders, faster, slower, margin)}

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 # Names of the measures that may decide, the default first.
-SPEED = "speed"
-TIME_TO_TARGET = "time-to-target"
+BY_SPEED = "speed"
+BY_TIME_TO_TARGET = "time-to-target"
 
 
 class LeftOut(Struct, frozen=True):
@@ -95,4 +95,4 @@ class Conduct(Struct, frozen=True):
     disturbed: int = 0
     tried: Mapping[str, Tried] = {}
     rates: Sequence[FoundRate] = ()
-    decided_by: str = SPEED
+    decided_by: str = BY_SPEED

@@ -25,7 +25,7 @@ from hvdtrain.reporting.contenders import Contenders, Margins, Sides
 from hvdtrain.reporting.drift import drift
 from hvdtrain.reporting.measures import SPEED, TIME_TO_TARGET, speed_runs
 from hvdtrain.reporting.quality import Quality, trained
-from hvdtrain.reporting.race import EITHER, ONE_MACHINE, RING, SERVERS, Verdict
+from hvdtrain.reporting.race import EITHER, ONE_MACHINE_WINS, RING_WINS, SERVERS_WIN, Verdict
 from hvdtrain.runs.command_lines import LONGER
 from hvdtrain.runs.fields import core_sharing, field_value
 from hvdtrain.runs.read import Kind, Run
@@ -89,7 +89,7 @@ def _not_tried(evidence: Evidence) -> Iterator[str]:
     sides = evidence.sides
     if evidence.verdict.pair and not sides.machines:
         yield "one machine was not tried"
-    if evidence.verdict.word in (RING, SERVERS) and not (sides.rings and sides.servers):
+    if evidence.verdict.word in (RING_WINS, SERVERS_WIN) and not (sides.rings and sides.servers):
         yield f"no {'servers were' if sides.rings else 'ring was'} tried"
 
 
@@ -114,7 +114,7 @@ def _as_many_processes(evidence: Evidence) -> Iterator[str]:
     """Yields rings on as many processes as workers and servers, if they turn the answer."""
     word = evidence.verdict.word
     served = next((kind for kind, _ in evidence.opponents if kind.servers), None)
-    if not served or word not in (RING, SERVERS, EITHER):
+    if not served or word not in (RING_WINS, SERVERS_WIN, EITHER):
         return
     processes = served.workers + served.servers
     for kind in evidence.contenders.by_kind:
@@ -122,7 +122,7 @@ def _as_many_processes(evidence: Evidence) -> Iterator[str]:
             continue
         logs = evidence.contenders.log_ratios(kind, served).values
         lead = fmean(logs) if logs else 0.0
-        if word == RING:
+        if word == RING_WINS:
             turns = lead < 0
         else:
             turns = lead >= math.log1p(evidence.margins.speed)
@@ -137,7 +137,7 @@ def _as_many_processes(evidence: Evidence) -> Iterator[str]:
 
 def _other_measures(evidence: Evidence) -> Iterator[str]:
     """Yields measures by which the answer would be another: processor time, time to the target."""
-    if evidence.verdict.word not in (RING, SERVERS):
+    if evidence.verdict.word not in (RING_WINS, SERVERS_WIN):
         return
     (winner, runs), (loser, loser_runs) = evidence.opponents
     cpu_s = figures.mean(speed_runs(runs), cpu_s_per_1000_samples)
@@ -400,13 +400,13 @@ def _is_short(run: Run) -> bool:
 
 def _main_doubt_of_cores(evidence: Evidence) -> Iterator[str]:
     """Yields the doubt about one host if one machine is the answer, else about crowded cores."""
-    is_machine = evidence.verdict.word == ONE_MACHINE
+    is_machine = evidence.verdict.word == ONE_MACHINE_WINS
     return _one_host(evidence) if is_machine else _crowded(evidence)
 
 
 def _minor_doubt_of_cores(evidence: Evidence) -> Iterator[str]:
     """Yields the doubt that _main_doubt_of_cores does not."""
-    is_machine = evidence.verdict.word == ONE_MACHINE
+    is_machine = evidence.verdict.word == ONE_MACHINE_WINS
     return _crowded(evidence) if is_machine else _one_host(evidence)
 
 

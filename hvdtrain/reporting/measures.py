@@ -77,9 +77,9 @@ def _rate_to_target(run: Run) -> Rate | None:
     return Rate(1 / reach.seconds, is_at_most=not reach.is_reached)
 
 
-SPEED = Measure(conduct.SPEED, "samples/s", speed_runs, _rate_of_samples)
+SPEED = Measure(conduct.BY_SPEED, "samples/s", speed_runs, _rate_of_samples)
 TIME_TO_TARGET = Measure(
-    conduct.TIME_TO_TARGET, "times to the target", only_trainings, _rate_to_target
+    conduct.BY_TIME_TO_TARGET, "times to the target", only_trainings, _rate_to_target
 )
 MEASURES = {measure.name: measure for measure in (SPEED, TIME_TO_TARGET)}
 

@@ -11,7 +11,7 @@ from hvdtrain.reporting.contenders import Sides, seconds_per_run
 from hvdtrain.reporting.doubts import Evidence, busy_runs
 from hvdtrain.reporting.measures import SPEED, TIME_TO_TARGET, only_trainings, speed_runs
 from hvdtrain.reporting.quality import FAR_BELOW, NOT_SHOWN, trained
-from hvdtrain.reporting.race import ONE_MACHINE, UNKNOWN, WORD_OF_FAMILY, Race
+from hvdtrain.reporting.race import ONE_MACHINE_WINS, UNKNOWN, WORD_OF_FAMILY, Race
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs import command_lines
 from hvdtrain.runs.read import Run
@@ -91,7 +91,7 @@ def _training_of_winner(evidence: Evidence) -> NextCommand:
     verdict = evidence.verdict
     assert verdict.pair
     family_of_word = {word: family for family, word in WORD_OF_FAMILY.items()}
-    family_of_word[ONE_MACHINE] = modes.ONE_MACHINE
+    family_of_word[ONE_MACHINE_WINS] = modes.ONE_MACHINE
     wanted = family_of_word.get(verdict.word)
     answering = [kind for kind in verdict.pair if kind.family == wanted]
     winner = (answering or verdict.pair)[0]

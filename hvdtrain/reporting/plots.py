@@ -268,7 +268,7 @@ def _draw_training(
         losses: the loss curve of each training, by kind.
     """
     for kind, runs in compared.by_kind.items():
-        look = _look(kind, list(compared.by_kind))
+        look = _line_style(kind, list(compared.by_kind))
         loss.plot(*_with_gaps(losses[kind]), **look)
         accuracies = [_accuracy_curve(run.summary.evaluations) for run in runs]
         _, marker = plot_style.look_of_side(kind.mode, kind.family)
@@ -371,7 +371,7 @@ def loss_curve(ranks: Mapping[str, Sequence[Step]]) -> Line:
     return seconds, losses
 
 
-def _look(kind: Kind, kinds: Sequence[Kind]) -> dict[str, Any]:
+def _line_style(kind: Kind, kinds: Sequence[Kind]) -> dict[str, Any]:
     """Returns how a kind's line looks.
 
     The colour is the mode's, or that of one machine. Kinds of the same colour differ in their line

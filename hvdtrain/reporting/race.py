@@ -10,14 +10,14 @@ from hvdtrain.reporting.contenders import Contenders, Sides
 from hvdtrain.reporting.rule import AHEAD, BEHIND, LEVEL, OPEN, Lead
 from hvdtrain.runs.read import Kind
 
-RING = "RING"
-SERVERS = "SERVERS"
+RING_WINS = "RING"
+SERVERS_WIN = "SERVERS"
 EITHER = "EITHER"
-ONE_MACHINE = "ONE MACHINE"
-# The name of ONE_MACHINE if all ran on one host, so that everything is one machine.
+ONE_MACHINE_WINS = "ONE MACHINE"
+# The word in place of ONE_MACHINE_WINS if all ran on one host, so that everything is one machine.
 ONE_PROCESS = "ONE PROCESS"
 UNKNOWN = "NOT YET KNOWN"
-WORD_OF_FAMILY = {modes.RING: RING, modes.SERVERS: SERVERS}
+WORD_OF_FAMILY = {modes.RING: RING_WINS, modes.SERVERS: SERVERS_WIN}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Verdict:
     @property
     def deciding_race(self) -> Race | None:
         """The race that the word is about."""
-        if self.word == ONE_MACHINE or self.explained_by_sharing or not self.main:
+        if self.word == ONE_MACHINE_WINS or self.explained_by_sharing or not self.main:
             return self.over_machine
         return self.main
 
@@ -110,7 +110,7 @@ def judge_races(contenders: Contenders, sides: Sides, margin: float) -> Verdict:
     if over_machine:
         pays = int(rule.judge_distribution(over_machine.lead, margin))
     if pays == BEHIND:
-        return Verdict(ONE_MACHINE, main, over_machine)
+        return Verdict(ONE_MACHINE_WINS, main, over_machine)
     state = int(rule.judge(main.lead, margin)) if main else None
     undecided = []
     if main and state == OPEN:
@@ -138,4 +138,4 @@ def _word(sides: Sides, main: Race | None, state: int | None, has_machine: bool)
         return WORD_OF_FAMILY[sides.distributed[0].family] if has_machine else UNKNOWN
     if not (sides.rings and sides.servers):
         return WORD_OF_FAMILY[main.one.family]
-    return {AHEAD: RING, BEHIND: SERVERS, LEVEL: EITHER}[state]
+    return {AHEAD: RING_WINS, BEHIND: SERVERS_WIN, LEVEL: EITHER}[state]

@@ -11,7 +11,7 @@ from hvdtrain.reporting.doubts import Evidence
 from hvdtrain.reporting.figures import format_ratio
 from hvdtrain.reporting.measures import SPEED, speed_runs
 from hvdtrain.reporting.quality import NOT_SHOWN, SAME, UNTOLD, WORSE, is_by_loss, trained
-from hvdtrain.reporting.race import EITHER, ONE_MACHINE, RING, SERVERS, UNKNOWN, Race
+from hvdtrain.reporting.race import EITHER, ONE_MACHINE_WINS, RING_WINS, SERVERS_WIN, UNKNOWN, Race
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Kind
 
@@ -46,12 +46,12 @@ def _race_words(evidence: Evidence) -> str:
     text = _lean_words(evidence) + _lead_words(evidence, race.faster_first)
     if verdict.explained_by_sharing:
         text += ": no more than is explained by hosts that share the cores of one machine"
-    if verdict.word == ONE_MACHINE and race.lead.mean > 0:
+    if verdict.word == ONE_MACHINE_WINS and race.lead.mean > 0:
         text += f": distribution that is not {margin:.0%} faster does not pay"
     if verdict.word == EITHER:
         text += f": a lead too small to matter beside a margin of {margin:.0%}"
     over_machine = verdict.over_machine
-    if verdict.word in (RING, SERVERS, EITHER) and verdict.main and over_machine:
+    if verdict.word in (RING_WINS, SERVERS_WIN, EITHER) and verdict.main and over_machine:
         ratio = format_ratio(figures.mean_ratio(over_machine.lead))
         machine = over_machine.other.label
         those = f"those of {machine}" if _by_speed(evidence) else f"as fast as {machine}"

@@ -3,6 +3,7 @@
 from itertools import chain
 from statistics import median
 
+from hvdtrain.base import modes
 from hvdtrain.base.formatting import three_digits, with_noun
 from hvdtrain.reporting.comparisons import ComparedRuns
 from hvdtrain.runs.network_bound import network_bound
@@ -85,22 +86,16 @@ def _link_words(compared: ComparedRuns) -> str:
 
 
 def pushes_words(compared: ComparedRuns) -> str:
-    """Returns what makes a step in the asynchronous modes, where that is the default; else empty.
-
-    The default is no Downpour: it averages as many pushes as there are workers.
-    """
-    modes = {}
+    """Returns how pushes become a step in the modes that say so; else empty."""
+    modes_by_words: dict[str, dict[str, None]] = {}
     for kind, runs in compared.by_kind.items():
-        manifest = runs[0].manifest
-        if manifest.push_scale == "softsync" and manifest.look_ahead:
-            modes[kind.mode] = manifest.look_ahead
-    if not modes:
-        return ""
-    ahead = max(modes.values())
-    return (
-        f"{' and '.join(modes)}: N pushes, whoever made them, make a step (1-softsync), of weights "
-        f"predicted for it (--look-ahead {ahead:g}); --push-scale none is MXNet's dist_async"
-    )
+        if kind.mode not in modes.names():
+            continue
+        words_of = modes.declared(kind.mode).step_words
+        words = words_of(runs[0].manifest) if words_of else ""
+        if words:
+            modes_by_words.setdefault(words, {})[kind.mode] = None
+    return "; ".join(f"{' and '.join(users)}: {words}" for words, users in modes_by_words.items())
 
 
 def links_words(compared: ComparedRuns) -> str:

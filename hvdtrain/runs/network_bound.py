@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hvdtrain.base import modes
+from hvdtrain.base.numerics.compression import CODECS
 from hvdtrain.runs.read import Run
 
 # Flows between workers and servers, or hosts. Jobs with more than 512 by 512 get no bound.
 MOST_FLOWS = 2**18
-# Bytes of a weight on the wire by codec. With other codecs they depend on the values.
-_BYTES = {"none": 4.0, "": 4.0, "fp16": 2.0}
 
 
 class _Flow(NamedTuple):
@@ -66,7 +65,7 @@ def link_seconds(run: Run, more_servers: Sequence[str] = ()) -> list[list[float]
     manifest = run.manifest
     kind = run.kind
     weights = manifest.trained_parameters or manifest.parameters
-    bytes_per_weight = _BYTES.get(manifest.compression or "")
+    bytes_per_weight = _wire_bytes(manifest.compression)
     bandwidth = _bandwidth(run)
     if (
         not weights
@@ -100,6 +99,13 @@ def link_seconds(run: Run, more_servers: Sequence[str] = ()) -> list[list[float]
                 bandwidth.get(flow.receiver) or fastest
             )
     return [*sent.values(), *received.values()]
+
+
+def _wire_bytes(compression: str | None) -> float | None:
+    """Returns the bytes of a weight on the wire; None where they depend on the values."""
+    kind, _, _ = (compression or "none").partition(":")
+    codec = CODECS.get(kind)
+    return codec.wire_bytes if codec else None
 
 
 def _bandwidth(run: Run) -> dict[str, float]:

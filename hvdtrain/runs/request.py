@@ -19,7 +19,7 @@ from hvdtrain.base.config.untrusted import check_not_endless
 from hvdtrain.base.errors import UsageError, unknown
 from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.numerics import compression, slowdown
-from hvdtrain.base.numerics.optimizers import OPTIMIZERS
+from hvdtrain.base.numerics.optimizers import OPTIMIZERS, OUTER_OPTIMIZERS
 from hvdtrain.base.system import trace
 from hvdtrain.base.system.own_code import check_function, file_of, is_code, with_file
 from hvdtrain.data import augment
@@ -82,7 +82,8 @@ def train_options(*without: str, **defaults: Any) -> Callable[[Callable], Callab
         "model": models.name_lists(),
         "augment": augment.KINDS,
         "optimizer": OPTIMIZERS,
-        "compression": compression.NAMES,
+        "outer": OUTER_OPTIMIZERS,
+        "compression": compression.names(),
     }
     return config_options(valid, *without, **defaults)
 
@@ -137,6 +138,7 @@ def _check_names(config: RunConfig) -> None:
     names = [
         ("mode", config.mode, modes.names()),
         ("optimizer", config.optimizer, list(OPTIMIZERS)),
+        ("outer optimizer", config.outer, list(OUTER_OPTIMIZERS)),
         ("device", config.device, DEVICES),
         ("augmentation", config.augment, augment.KINDS),
     ]
@@ -238,9 +240,9 @@ def _choice_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
 def _local_step_problems(config: RunConfig, mode: modes.Mode) -> Iterator[str]:
     if not config.local_steps:
         return
-    if config.mode == "sharded":
+    if mode.shards_optimizer:
         yield (
-            "--local-steps is not for --mode sharded, where each rank has the optimizer's state "
+            f"--local-steps is not for --mode {mode.name}, where each rank has the optimizer's state "
             "of a part of the weights, and can step that alone: take allreduce"
         )
     if config.compression == "powersgd":

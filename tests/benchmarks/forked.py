@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.launch.forking import fork_server
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.processes import launched_job
 from hvdtrain.runs.read import load_run
 
@@ -35,7 +35,9 @@ def run(mode: str, workers: int, servers: int, place: str, out: Path) -> tuple[f
         mode=mode, servers=servers, width=0.125, sprint=1.5, epochs=0, snapshot_every="never"
     )
     began = time.perf_counter()
-    command = prepare(recipes.launcher("local"), config, workers, (), out, fork_server=place)
+    command = prepare(
+        recipes.launcher("local"), TrainingJob(config, workers, (), out, fork_server=place)
+    )
     with launched_job(command, out.with_suffix(".log")) as job:
         code = job.wait()
     if code:

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from helpers.jobs import hvdtrain
 
 from hvdtrain.base.world.load import beside_others
-from hvdtrain.reporting.answer import EITHER, RING, SERVERS, UNKNOWN, reach_answer
+from hvdtrain.reporting.answer import EITHER, RING_WINS, SERVERS_WIN, UNKNOWN, reach_answer
 from hvdtrain.reporting.drift import drift
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.read import Run, load_run
@@ -44,7 +44,7 @@ from hvdtrain.runs.read import Run, load_run
 WORKERS = 2
 JOB = ("--mode", "ddp", "--width", "0.125", "--threads", "1", "--seed", "1")
 LABELS = ({"mode": "allreduce", "servers": 0}, {"mode": "ps-sync", "servers": 1})
-WORDS = (RING, SERVERS, EITHER, UNKNOWN)
+WORDS = (RING_WINS, SERVERS_WIN, EITHER, UNKNOWN)
 MOST_REPEATS = 20  # of the longer stretches
 MOST_RELABELLED = 6  # repeats, of which there are 64 ways
 

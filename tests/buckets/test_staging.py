@@ -29,8 +29,8 @@ class Event(torch.cpu.Event):
 torch.cpu.Event = Event
 """
 LATE = f"""{LATE_EVENTS}
-from hvdtrain.job.ps import exchange, worker
-worker.PushExchange = lambda *arguments, **options: exchange.PushExchange(*arguments, **dict(options, staged=True))
+from hvdtrain.job.ps import push_exchange, worker
+worker.PushExchange = lambda *arguments, **options: push_exchange.PushExchange(*arguments, **dict(options, staged=True))
 """
 WITHOUT_RPC = """
 import sys

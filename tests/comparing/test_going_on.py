@@ -32,7 +32,7 @@ from hvdtrain.comparing.grid import Axes, in_rounds, plan
 from hvdtrain.comparing.running import Comparison
 from hvdtrain.comparing.search import Search
 from hvdtrain.launch.hosts import Host
-from hvdtrain.reporting.answer import RING, UNKNOWN, Answer
+from hvdtrain.reporting.answer import RING_WINS, UNKNOWN, Answer
 from hvdtrain.reporting.contenders import DEFAULT
 from hvdtrain.runs.read import load_run
 from hvdtrain.runs.request import with_absolute_paths
@@ -360,7 +360,7 @@ def test_repeats_end_after_the_look_at_which_the_answer_is_known(
     known_after, done, tmp_path, monkeypatch
 ):
     def answers(made):
-        return [answer(RING if len(made) >= known_after else UNKNOWN)]
+        return [answer(RING_WINS if len(made) >= known_after else UNKNOWN)]
 
     modes = "single,ps-sync"
     made = made_by(
@@ -393,7 +393,7 @@ def test_a_comparison_of_which_one_part_is_a_contender_alone_ends_with_the_other
     alone = dataclasses.replace(answer(UNKNOWN), compares=False)
 
     def answers(made):
-        return [alone, answer(RING if len(made) >= 2 * 7 else UNKNOWN)]
+        return [alone, answer(RING_WINS if len(made) >= 2 * 7 else UNKNOWN)]
 
     made = made_by(
         tmp_path,
@@ -415,7 +415,7 @@ def test_a_comparison_of_which_one_part_is_a_contender_alone_ends_with_the_other
         (answer(UNKNOWN, state="not shown", n=1), ["allreduce-w2-t-r2", "ps-async-w2-s1-rpc-t-r2"]),
         (answer(UNKNOWN, state="not shown", n=2), []),
         (answer(UNKNOWN), []),  # it is speed that is open
-        (answer(RING, state="as good", n=1), []),
+        (answer(RING_WINS, state="as good", n=1), []),
     ],
 )
 def test_a_second_training_is_made_where_the_answer_hangs_on_it(

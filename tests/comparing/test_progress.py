@@ -79,4 +79,4 @@ def test_a_look_takes_the_runs_that_are_known_and_reads_no_folder_again(tmp_path
     earlier = {run.name: run for run in find_runs([tmp_path])}
     shutil.rmtree(tmp_path / "runs")
     job = Comparison(tmp_path, runs[:1], earlier, ComparisonState(tmp_path), 0.0, 5, 0)
-    assert job._look(DEFAULT) == "there is nothing to compare"
+    assert job._why_enough(DEFAULT) == "there is nothing to compare"

@@ -25,7 +25,7 @@ from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.ps.crash_memory import CrashMemory
 from hvdtrain.job.ps.journal import Journal
 from hvdtrain.job.ps.serve import make_server
-from hvdtrain.job.ps.server_metrics import Load
+from hvdtrain.job.ps.server_metrics import ServerLoad
 from hvdtrain.job.ps.worker_monitor import WorkerMonitor
 from hvdtrain.job.training.shares import make_shares
 from hvdtrain.job.wire.local import Delivery, LocalNetwork
@@ -241,7 +241,7 @@ class Schedule:
         journal = Journal(self._memories.get(rank), self.folder, rank)
         self._journals.append(journal)
         make_policy = self.mode.make_policy
-        server = make_server(self.config, job.world, make_policy, Load(), journal)
+        server = make_server(self.config, job.world, make_policy, ServerLoad(), journal)
         self.servers[rank] = server
         wire = start(job.world, job.store, self.config.timeout, server, LOCAL)
         report = str  # nobody reads it

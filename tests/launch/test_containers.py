@@ -17,7 +17,7 @@ from helpers.recipes import PROGRAM, script
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 
 ROOT = Path(__file__).parent.parent.parent
@@ -150,7 +150,7 @@ def test_kubernetes_gets_an_mpi_job(out):
 
 def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
     config = RunConfig(mode="allreduce", dataset="/data/coil")
-    made = prepare(KUBERNETES, config, 2, (), tmp_path / "My run")
+    made = prepare(KUBERNETES, TrainingJob(config, 2, (), tmp_path / "My run"))
     [text] = made.files.values()
     args = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
         "containers"
@@ -168,7 +168,8 @@ def test_ranks_on_kubernetes_have_the_images_python_and_folders(tmp_path):
             match=f"--dataset {dataset} is on this machine: --launcher kubernetes runs else",
         ):
             prepare(
-                KUBERNETES, RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run"
+                KUBERNETES,
+                TrainingJob(RunConfig(mode="allreduce", dataset=dataset), 2, (), tmp_path / "run"),
             )
 
 

@@ -14,7 +14,7 @@ from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.launch import forking
 from hvdtrain.launch.forked_rank import forked_program
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 
 pytestmark = pytest.mark.timeout(120)
 TELLS = "import os, sys; print(os.getpid(), os.environ['GREETING'], os.getcwd(), flush=True); "
@@ -98,7 +98,7 @@ def test_where_no_server_can_begin_ranks_are_new_interpreters(tmp_path, monkeypa
     assert "imports have started 1 threads" in (tmp_path / "log").read_text()
     config = RunConfig(mode="single", epochs=1)
     local = recipes.launcher("local")
-    command = prepare(local, config, 1, (), tmp_path / "run", fork_server=place)
+    command = prepare(local, TrainingJob(config, 1, (), tmp_path / "run", fork_server=place))
     assert not any("forked_rank" in word for word in command.argv)
 
 

@@ -21,7 +21,7 @@ from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.launch import processes
 from hvdtrain.launch.hosts import Host
 from hvdtrain.launch.job_log import failure_reason, first_failed, log_lines
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.private_network import needs_network
 from hvdtrain.launch.processes import launched_job, local_job
 from hvdtrain.launch.recipe import JobSpec, expand
@@ -219,7 +219,7 @@ def test_ranks_in_pods_have_variables_from_a_secret_of_the_cluster_or_not_at_all
     with pytest.raises(
         UsageError, match=set_it.format("HVDTRAIN_WIRE_KEY", ", or give --wire rpc")
     ):
-        prepare(recipes.launcher("kubernetes"), config, 1, (), tmp_path / "run")
+        prepare(recipes.launcher("kubernetes"), TrainingJob(config, 1, (), tmp_path / "run"))
 
 
 # Which network it is in
@@ -300,7 +300,9 @@ def test_a_job_that_downloads_something_stays_in_this_machines_network(
 ):
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path))
     assert needs_network(RunConfig(**options)) == needs
-    command = prepare(recipes.launcher("local"), RunConfig(**options), 2, (), tmp_path / "run")
+    command = prepare(
+        recipes.launcher("local"), TrainingJob(RunConfig(**options), 2, (), tmp_path / "run")
+    )
     assert command.private_network == (not needs)
 
 

@@ -19,7 +19,7 @@ from hvdtrain.launch.commands import launch
 from hvdtrain.launch.filling import Filler
 from hvdtrain.launch.hosts import Host, parse_hosts
 from hvdtrain.launch.memory import rank_mb, requested_mb
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.recipe import JobSpec, expand
 from hvdtrain.runs.request import check
 
@@ -115,7 +115,9 @@ def test_slurm_is_asked_for_the_memory_of_a_nodes_ranks_and_for_gpus_where_they_
     config = RunConfig(mode="ps-sync", servers=1, model="vgg16", width=1.0)
     for device in ("cuda", "auto"):
         config = dataclasses.replace(config, device=device)
-        files = prepare(recipes.launcher("slurm"), config, 2, hosts, tmp_path / "run").files
+        files = prepare(
+            recipes.launcher("slurm"), TrainingJob(config, 2, hosts, tmp_path / "run")
+        ).files
         text = files[tmp_path / "run.launch" / "job.sbatch"]
         asked = ranks_together * requested_mb(config, 2)
         assert asked > ranks_together * rank_mb(config, 2) + 2000
@@ -196,7 +198,7 @@ def test_no_value_begins_a_line_of_what_a_scheduler_reads(character, out):
     with pytest.raises(UsageError, match="--dataset .* has a control character"):
         check(config)
     with pytest.raises(UsageError, match="which has a control character"):
-        prepare(recipes.launcher("sge"), config, 2, (), out)
+        prepare(recipes.launcher("sge"), TrainingJob(config, 2, (), out))
 
 
 @pytest.mark.parametrize("launcher", ["sge", "pbs", "slurm"])
@@ -375,7 +377,8 @@ def test_a_users_code_travels_with_the_copy_of_the_current_folder_or_is_looked_f
     ):
         config = RunConfig(mode="allreduce", model=model, dataset=f"{here}/mine.py:data")
         command = prepare(
-            recipes.launcher("ssh"), config, 2, hosts, tmp_path / "run", working_folder=copy
+            recipes.launcher("ssh"),
+            TrainingJob(config, 2, hosts, tmp_path / "run", working_folder=copy),
         )
         assert f"--model {there}:build" in command.dry_run_text() and there in asked[-1]
         assert (f"{copy}/mine.py" if copy else f"{here}/mine.py") in asked[-1]

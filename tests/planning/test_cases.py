@@ -12,7 +12,7 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.planning import cases
 from hvdtrain.planning.command import plan as command
 
-SHIPPED = sorted((Path(hvdtrain.__file__).parent / "plan" / "cases").glob("*.toml"))
+SHIPPED = sorted((Path(hvdtrain.__file__).parent / "planning" / "cases").glob("*.toml"))
 TEXT = """
 title = "made up"
 source = "nowhere"

@@ -5,12 +5,14 @@ everywhere.
 import itertools
 import random
 import statistics
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import hvdtrain
 from hvdtrain.base import modes
 from hvdtrain.planning.engine import EventLoop, SharedLink
 from hvdtrain.planning.predict import simulate
@@ -244,31 +246,77 @@ def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
     assert bounded > 2.5 * 0.3
 
 
-def test_a_mode_that_is_added_is_simulated_as_what_it_declares(tmp_path, monkeypatch):
+@pytest.fixture
+def added_modes(tmp_path, monkeypatch):
+    """Other modes than those that there are: a folder for their files."""
     folder = tmp_path / "twins"
     folder.mkdir()
-    for name in ("ps_sync", "ps_ssp", "ps_async"):
-        text = Path(modes.load(name.replace("_", "-")).__file__).read_text()
-        (folder / f"{name}.py").write_text(text)
-        (folder / f"{name}_twin.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(modes, "_PACKAGE", "twins")
     modes._declared.cache_clear()
-    try:
-        for mode in ("ps-sync", "ps-ssp", "ps-async"):
-            job = scenario(
-                mode,
-                4,
-                2,
-                slow=Stragglers({1: 4.0}),
-                bandwidth_gbit=1e7,
-                latency_s=0.0,
-                staleness=1,
-            )
-            twin = replace(job, mode=f"{mode}-twin")
-            assert simulate(twin).step_s == pytest.approx(simulate(job).step_s, rel=0.02)
-    finally:
-        modes._declared.cache_clear()
+    yield folder
+    modes._declared.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "twins"]:
+        del sys.modules[name]
+
+
+def source_of(mode):
+    stem = mode.replace("-", "_")
+    return (Path(hvdtrain.__file__).parent / "job" / "modes" / f"{stem}.py").read_text()
+
+
+def test_a_mode_that_is_added_is_simulated_as_what_it_declares(added_modes):
+    declared = ("ps-sync", "ps-ssp", "ps-async")
+    for mode in declared:
+        stem = mode.replace("-", "_")
+        (added_modes / f"{stem}.py").write_text(source_of(mode))
+        (added_modes / f"{stem}_twin.py").write_text(source_of(mode))
+    for mode in declared:
+        job = scenario(
+            mode,
+            4,
+            2,
+            slow=Stragglers({1: 4.0}),
+            bandwidth_gbit=1e7,
+            latency_s=0.0,
+            staleness=1,
+        )
+        twin = replace(job, mode=f"{mode}-twin")
+        assert simulate(twin).step_s == pytest.approx(simulate(job).step_s, rel=0.02)
+
+
+def test_servers_do_what_the_policy_of_an_added_mode_decides(added_modes):
+    """The first three pushes of four make a step: nobody waits for a worker that is slow."""
+    (added_modes / "ps_sync.py").write_text(source_of("ps-sync"))
+    text = source_of("ps-sync")
+    for all_of_them, three in (
+        ("self.needed = workers - config.backup", "self.needed = workers - 1"),
+        ("self.in_order = not config.backup", "self.in_order = False"),
+    ):
+        assert all_of_them in text
+        text = text.replace(all_of_them, three)
+    (added_modes / "ps_first.py").write_text(text)
+    slow = Stragglers({1: 4.0})
+    waiting = scenario("ps-sync", 4, 2, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
+    assert simulate(waiting).step_s == pytest.approx(4 * 0.3, rel=0.02)
+    first = simulate(replace(waiting, mode="ps-first"), steps=8)
+    assert 4 / first.step_s == pytest.approx((3 + 1 / 4) / 0.3, rel=0.02)
+
+
+def test_workers_of_local_steps_are_answered_at_once_as_their_servers_do():
+    """With --local-steps softsync is `mean`: each push is an update, and costs an optimizer's step."""
+    job = scenario("ps-async", 4, 1, bandwidth_gbit=10, jitter=0.1, local_steps=8)
+    averaged = simulate(replace(job, local_steps=1), steps=20).staleness_mean
+    assert simulate(job, steps=20).staleness_mean == pytest.approx(3, rel=0.25)
+    assert averaged < 2
+
+
+def test_many_workers_are_counted_by_policies_as_all_of_them():
+    """A policy counts 1,024 workers in groups; what it decides is as for each of them alone."""
+    for softsync, updates in ((True, 1), (False, 1024)):
+        job = scenario("ps-async", 1024, 4, bandwidth_gbit=1e7, latency_s=0.0, softsync=softsync)
+        staleness = simulate(job, steps=3).staleness_mean
+        assert staleness == pytest.approx(updates, rel=0.5)
 
 
 def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():

@@ -20,7 +20,7 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.job.coordination.leases import Leases
 from hvdtrain.job.ps.crash_memory import CrashMemory, SavedState
 from hvdtrain.job.ps.journal import Journal
-from hvdtrain.job.ps.server_metrics import Load, ServerMetrics
+from hvdtrain.job.ps.server_metrics import ServerLoad, ServerMetrics
 from hvdtrain.job.wire.messages import LedgerLine
 from hvdtrain.runs.join_info import MEMORY_NAME
 from hvdtrain.runs.membership_log import MembershipLog
@@ -268,6 +268,6 @@ def test_lives_are_those_that_are_written_down(tmp_path):
 def test_metrics_go_on_after_the_last_line_that_is_whole(tmp_path):
     file = tmp_path / "metrics.server1.jsonl"
     file.write_text('{"time": 1.0}\n{"time": 2.0, "pus')
-    ServerMetrics(tmp_path, 1, Load()).stop()
+    ServerMetrics(tmp_path, 1, ServerLoad()).stop()
     first, *others = map(json.loads, file.read_text().splitlines())
     assert first == {"time": 1.0} and others and all("cpu_s" in row for row in others)

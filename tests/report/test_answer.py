@@ -17,10 +17,10 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.reporting import quality
 from hvdtrain.reporting.answer import (
     EITHER,
-    ONE_MACHINE,
+    ONE_MACHINE_WINS,
     ONE_PROCESS,
-    RING,
-    SERVERS,
+    RING_WINS,
+    SERVERS_WIN,
     UNKNOWN,
     reach_answer,
 )
@@ -59,14 +59,14 @@ SLOW_ONE = repeats(ONE, 50)
             130,
             100,
             50,
-            RING,
+            RING_WINS,
             "allreduce ×2 did 1.30 to 1.30 times the samples/s of ps-sync ×2+1 (mean 1.30",
         ),
         (
             100,
             130,
             50,
-            SERVERS,
+            SERVERS_WIN,
             "ps-sync ×2+1 did 1.30 to 1.30 times the samples/s of allreduce ×2 (mean 1.30",
         ),
         (
@@ -93,11 +93,11 @@ def test_five_repeats_have_a_word_and_its_figures(ring, servers, one, word, beca
     kinds = ((RING2, ring, factors), (SERVED, servers, factors[::-1]), (ONE, one, factors[::-1]))
     said = answer(*(repeats(kind, speed, own) for kind, speed, own in kinds))
     assert said.word == said.data["answer"] == word and because in said.because
-    assert ("the same mathematics" in said.because) == (word in (RING, SERVERS))
+    assert ("the same mathematics" in said.because) == (word in (RING_WINS, SERVERS_WIN))
     assert len(said.but) <= 2 and said.next.startswith("hvdtrain ")
     wanted = {
-        RING: ["launch", "-n", "2"],
-        SERVERS: ["launch", "-n", "2", "-s", "1"],
+        RING_WINS: ["launch", "-n", "2"],
+        SERVERS_WIN: ["launch", "-n", "2", "-s", "1"],
         ONE_PROCESS: ["train"],
     }
     words = shlex.split(said.next)[1:]
@@ -125,7 +125,7 @@ def test_a_lead_too_small_to_matter_is_said_to_be_one():
         answer(
             repeats(RING2, 101, tight), repeats(SERVED, 100, tight[::-1]), SLOW_ONE, speed=0.005
         ).word
-        == RING
+        == RING_WINS
     )
 
 
@@ -168,14 +168,15 @@ def test_fewer_than_five_repeats_are_no_answer_and_next_makes_them(n):
 
 def test_where_one_machine_was_left_out_the_answer_says_so_and_next_adds_it():
     said = answer(repeats(RING2, 130), repeats(SERVED))
-    assert said.word == RING and said.but[0] == "one machine was not tried"
+    assert said.word == RING_WINS and said.but[0] == "one machine was not tried"
     assert said.next.startswith("hvdtrain compare --modes allreduce,ps-sync,single ")
 
 
 def test_one_machine_and_a_ring_are_a_comparison():
     said = answer(repeats(ONE, 100), repeats(RING2, 180, OTHER))
     assert (
-        said.word == RING and "did 1.77 to 1.83 times the samples/s of one process" in said.because
+        said.word == RING_WINS
+        and "did 1.77 to 1.83 times the samples/s of one process" in said.because
     )
     assert (
         said.but[0] == "no servers were tried" and "--modes single,allreduce,ps-sync" in said.next
@@ -198,20 +199,20 @@ def test_one_machine_and_a_ring_are_a_comparison():
         in unsure.but[0]
     )
     assert unsure.next == "hvdtrain hosts up --count 2 --cpus 1"
-    assert answer(repeats(ONE, 200, **one), repeats(RING2, 80, **sharing)).word == ONE_MACHINE
+    assert answer(repeats(ONE, 200, **one), repeats(RING2, 80, **sharing)).word == ONE_MACHINE_WINS
     over_hosts = answer(repeats(ONE, 100, **one), repeats(RING2, 80, **two))
-    assert over_hosts.word == over_hosts.data["answer"] == ONE_MACHINE
+    assert over_hosts.word == over_hosts.data["answer"] == ONE_MACHINE_WINS
 
 
 def test_two_modes_of_a_family_are_told_apart_and_the_word_is_their_family():
     said = answer(repeats(RING2), repeats(("ddp", 2), 120, OTHER))
     assert (
-        said.word == RING
+        said.word == RING_WINS
         and "ddp ×2 did 1.18 to 1.22 times the samples/s of allreduce ×2" in said.because
     )
     served = answer(repeats(SERVED), repeats(ASYNC, 130, OTHER), SLOW_ONE)
     assert (
-        served.word == SERVERS
+        served.word == SERVERS_WIN
         and "ps-async ×2+1 did 1.28 to 1.32 times the samples/s of ps-sync ×2+1" in served.because
     )
 
@@ -231,7 +232,7 @@ def test_a_pause_between_runs_is_no_part_of_what_a_run_takes():
 def test_one_process_with_a_part_of_its_machine_is_no_contender():
     part = repeats(ONE, 500, change={"threads_per_worker": 1})
     said = answer(part, repeats(RING2, 130), repeats(SERVED))
-    assert said.word == RING and "one machine was not tried" in said.but
+    assert said.word == RING_WINS and "one machine was not tried" in said.but
     assert [of["run"] for of in said.data["runs"]] == ["allreduce ×2", "ps-sync ×2+1"]
     assert part[0].kind.label == "one process, 1 of 2 cores"
 
@@ -258,7 +259,7 @@ def test_over_several_hosts_a_ring_on_one_stands_for_one_machine():
     comparison, said = split_and_answered(over_both, served, one, repeats(RING2, 150, **on("a")))
     labels = ["one process, 2 cores", "allreduce ×2 on one host", "allreduce ×2", "ps-sync ×2+1"]
     assert [kind.label for kind in comparison.by_kind] == labels
-    assert said.word == ONE_MACHINE
+    assert said.word == ONE_MACHINE_WINS
     best = "allreduce ×2 on one host, the best of 2 ways to use one machine, did 1.25 to 1.25 times the samples/s of"
     assert said.because.startswith(best)
     assert said.data["one_machine"]["beside"] == "allreduce ×2 on one host"
@@ -283,7 +284,7 @@ def test_on_a_single_host_a_ring_is_a_ring():
     assert [kind.family for kind in comparison.by_kind] == [
         "one machine",
         "ring",
-    ] and said.word == RING
+    ] and said.word == RING_WINS
 
 
 def test_a_ring_on_one_host_changes_neither_the_others_figures_nor_the_commands_to_repeat_them():
@@ -296,7 +297,7 @@ def test_a_ring_on_one_host_changes_neither_the_others_figures_nor_the_commands_
     alone = repeats(("ddp", 4), 90, OTHER, **on("a", launch=launch | {"hosts": ["a:4"]}))
     _, without = split_and_answered(others)
     _, beside = split_and_answered(others, alone)
-    assert beside.word == without.word == RING and beside.next == without.next
+    assert beside.word == without.word == RING_WINS and beside.next == without.next
     assert beside.data["speed"] == without.data["speed"]
     assert [row for row in beside.data["runs"] if "on one host" not in row["run"]] == without.data[
         "runs"
@@ -342,7 +343,7 @@ def test_one_process_with_the_batch_of_a_worker_is_one_machine_beside_several():
     parts = split_into_comparisons([*repeats(ONE, 100), *of_two, *of_four])
     assert [part.title.split(",")[0] for part in parts] == ["global batch 128", "global batch 256"]
     said = [reach_answer(part.runs) for part in parts]
-    assert [one.word for one in said] == [RING, ONE_PROCESS]
+    assert [one.word for one in said] == [RING_WINS, ONE_PROCESS]
     assert said[0].data["one_machine"]["beside"] == "one process, 2 cores"
     told = "batches differ, and samples/s are compared: one process, 2 cores of 64, allreduce ×4 of 256"
     assert told in said[1].but
@@ -383,7 +384,7 @@ def test_best_is_compared_with_best_and_options_tell_contenders_apart():
         with_options(SERVED, {"wire": "zmq"}, 88),
         with_options(SERVED, {"bucket_mb": 1.0}, 70),
     )
-    assert said.word == RING
+    assert said.word == RING_WINS
     best = "the samples/s of ps-sync ×2+1, zmq, the best of 3 servers"
     assert f"ddp ×2, the best of 2 rings, did 1.17 to 1.22 times {best}" in said.because
     assert {of["run"] for of in said.data["runs"]} >= {
@@ -395,7 +396,7 @@ def test_best_is_compared_with_best_and_options_tell_contenders_apart():
 
 def test_a_mode_that_finished_once_leaves_the_others_their_repeats():
     said = answer(repeats(RING2, 130), repeats(SERVED), repeats(ASYNC, 500, (1.0,)), SLOW_ONE)
-    assert (said.word, said.data["speed"]["n"]) == (RING, 5)
+    assert (said.word, said.data["speed"]["n"]) == (RING_WINS, 5)
     assert (
         "left out" in said.but[0] and said.next.endswith("--repeats 10") and "ps-async" in said.next
     )
@@ -404,7 +405,7 @@ def test_a_mode_that_finished_once_leaves_the_others_their_repeats():
 def test_a_mode_added_a_week_later_waits_until_the_others_ran_again():
     later = in_time(repeats(ASYNC, 500), "2026-11-28T10:00:00+00:00")
     said = answer(repeats(RING2, 130), repeats(SERVED), SLOW_ONE, later)
-    assert said.word == RING and said.next.endswith("--repeats 10")
+    assert said.word == RING_WINS and said.next.endswith("--repeats 10")
     assert said.data["left_out"] == [
         {"run": "ps-async ×2+1", "why": "fewer than 5 repeats beside the others"}
     ]
@@ -414,10 +415,10 @@ def test_rings_and_servers_on_other_numbers_of_workers_are_not_compared():
     said = answer(repeats(("allreduce", 4), 500), repeats(SERVED), SLOW_ONE)
     assert said.data["speed"] is None
     processes = answer(repeats(("allreduce", 3), 150), repeats(SERVED), SLOW_ONE)
-    assert processes.word == RING  # as many processes, servers included
+    assert processes.word == RING_WINS  # as many processes, servers included
     turned = answer(repeats(RING2), repeats(("allreduce", 3), 150), repeats(SERVED, 120), SLOW_ONE)
     assert (
-        turned.word == SERVERS
+        turned.word == SERVERS_WIN
         and "allreduce ×3, a ring of as many processes, did 1.25 times" in turned.but[0]
     )
 
@@ -429,12 +430,12 @@ def test_what_learns_nothing_never_wins():
     ring, fast = repeats(RING2, accuracy=0.97), repeats(ASYNC, 150, OTHER, accuracy=0.1)
     said = answer(ring, fast, SLOW_ONE)
     assert (
-        said.word == RING
+        said.word == RING_WINS
         and "but the accuracy of ps-async ×2+1, 0.100 beside 0.970, is not within" in said.because
     )
     other = answer(ring, fast, repeats(SERVED, 80, accuracy=0.97), SLOW_ONE)
     assert (
-        other.word == RING
+        other.word == RING_WINS
         and other.but[0] == "ps-async ×2+1 did more samples/s, and learned less: 0.100"
     )
     chance = np.random.default_rng(0)
@@ -444,7 +445,7 @@ def test_what_learns_nothing_never_wins():
             repeats(RING2, 100, factors[0], accuracy=0.97),
             repeats(ASYNC, 150, factors[1], accuracy=0.1),
         )
-        assert answer(*pair).word != SERVERS
+        assert answer(*pair).word != SERVERS_WIN
 
 
 def test_where_all_are_far_below_the_target_next_trains_longer():
@@ -535,7 +536,7 @@ def test_accuracy_is_paired_by_image_and_by_seed(tmp_path):
     said = reach_answer(find_runs([tmp_path]))
     [tested] = said.data["quality"]
     assert (said.word, tested["state"], tested["paired_by"], tested["n"]) == (
-        SERVERS,
+        SERVERS_WIN,
         "as good",
         "images and seeds",
         5,
@@ -561,7 +562,7 @@ def test_sprints_tell_speed_and_trainings_what_is_learned():
     ]
     trained = run(*RING2, speed=900)
     said = reach_answer([*fast, trained])
-    assert said.word == SERVERS and "1.28 to 1.32 times" in said.because
+    assert said.word == SERVERS_WIN and "1.28 to 1.32 times" in said.because
     ring = said.data["runs"][0]
     assert (ring["n"], ring["trainings"], ring["accuracy"]) == (5, 1, 0.98) and ring[
         "samples_per_s"
@@ -600,7 +601,7 @@ def test_one_worker_that_did_nine_tenths_is_said():
     said = answer(
         repeats(RING2), repeats(ASYNC, 200, OTHER, accuracy=0.98, processes=processes), SLOW_ONE
     )
-    assert said.word == SERVERS
+    assert said.word == SERVERS_WIN
     assert "one of 2 workers of ps-async ×2+1 did 95% of the samples" in said.but
 
 

@@ -13,8 +13,15 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.command import compare
 from hvdtrain.comparing.comparison_state import DECIDE_BY, ComparisonState, conducted
 from hvdtrain.comparing.report_command import report
-from hvdtrain.reporting.answer import EITHER, ONE_PROCESS, RING, SERVERS, UNKNOWN, reach_answer
-from hvdtrain.reporting.conduct import TIME_TO_TARGET, Conduct
+from hvdtrain.reporting.answer import (
+    EITHER,
+    ONE_PROCESS,
+    RING_WINS,
+    SERVERS_WIN,
+    UNKNOWN,
+    reach_answer,
+)
+from hvdtrain.reporting.conduct import BY_TIME_TO_TARGET, Conduct
 from hvdtrain.reporting.contenders import DEFAULT
 from hvdtrain.reporting.explaining.command import explain
 from hvdtrain.reporting.figures import table
@@ -25,7 +32,7 @@ from hvdtrain.runs.schema import Evaluation
 SPREAD = (1.0, 1.02, 0.98, 1.01, 0.99)
 ONE, RING2, SERVED, ASYNC = ("single",), ("allreduce", 2), ("ps-sync", 2, 1), ("ps-async", 2, 1)
 TARGET = 0.3
-BY_TIME = Conduct(decided_by=TIME_TO_TARGET)
+BY_TIME = Conduct(decided_by=BY_TIME_TO_TARGET)
 
 
 def trainings(kind, speed, epochs, factors=SPREAD):
@@ -68,7 +75,7 @@ def test_five_whole_trainings_have_a_word_with_seconds_and_how_many_reached_the_
     said = decide(
         trainings(RING2, 120, 4), trainings(SERVED, 100, 4, SPREAD[::-1]), trainings(ONE, 50, 4)
     )
-    assert said.word == RING and said.data["decided_by"] == "time-to-target"
+    assert said.word == RING_WINS and said.data["decided_by"] == "time-to-target"
     seconds = BATCH * PER_EPOCH * 4 / 120
     assert said.because.startswith(
         f"allreduce ×2 took {seconds:.1f} s to 0.3 (5 of 5 trainings reached it), "
@@ -77,7 +84,7 @@ def test_five_whole_trainings_have_a_word_with_seconds_and_how_many_reached_the_
     )
     assert said.data["speed"]["ratio"] == pytest.approx(1.2, rel=0.01)
     assert said.headline == "RING by time to 0.3, and by speed"
-    assert said.data["by_speed"]["answer"] == RING
+    assert said.data["by_speed"]["answer"] == RING_WINS
     assert "times the samples/s of ps-sync ×2+1" in said.data["by_speed"]["because"]
     assert not said.data["quality"] and said.next.startswith("hvdtrain launch -n 2 ")
     json.dumps(said.data, allow_nan=False)
@@ -88,7 +95,7 @@ def test_where_speed_says_something_else_that_is_the_headline_and_samples_explai
     said = decide(
         trainings(RING2, 100, 3), trainings(ASYNC, 130, 5, SPREAD[::-1]), trainings(ONE, 50, 3)
     )
-    assert (said.word, said.data["by_speed"]["answer"]) == (RING, SERVERS)
+    assert (said.word, said.data["by_speed"]["answer"]) == (RING_WINS, SERVERS_WIN)
     assert said.headline == "RING by time to 0.3, SERVERS by speed"
     parts = said.data["steps_and_samples"]
     assert (parts["run"], parts["beside"]) == ("ps-async ×2+1", "allreduce ×2")
@@ -108,7 +115,7 @@ def test_one_machine_and_level_times_are_answers_too():
 
 def test_who_never_reaches_the_target_loses_to_who_does():
     said = decide(trainings(RING2, 100, 4), trainings(ASYNC, 100, 50), trainings(ONE, 50, 4))
-    assert said.word == RING
+    assert said.word == RING_WINS
     assert "ps-async ×2+1 over 19.2 s (0 of 5): at least 1.4" in said.because
     assert said.data["speed"]["ci_high"] is None
     assert "trainings ended without the target: 5 of 5 of ps-async ×2+1" in said.but[0]
@@ -133,7 +140,7 @@ def test_who_does_not_always_reach_the_target_is_not_ahead_and_next_trains_longe
 def test_where_nobody_reaches_the_target_nothing_is_known_and_next_trains_longer():
     said = decide(trainings(RING2, 130, 50), trainings(SERVED, 100, 50), trainings(ONE, 50, 50))
     assert said.word == UNKNOWN and "there is no pair of trainings" in said.because
-    assert "--epochs 60" in said.next and said.data["by_speed"]["answer"] == RING
+    assert "--epochs 60" in said.next and said.data["by_speed"]["answer"] == RING_WINS
 
 
 def test_a_few_repeats_say_nothing_and_next_makes_them_by_time():
@@ -166,14 +173,14 @@ def comparison(folder):
             target = {"accuracy": accuracy, "target_accuracy": TARGET}
             write(folder / "runs", *kind, repeat=repeat, speed=speed, **target)
     state = ComparisonState(folder)
-    state.set_experiment({DECIDE_BY: TIME_TO_TARGET})
+    state.set_experiment({DECIDE_BY: BY_TIME_TO_TARGET})
     state.save()
     return folder
 
 
 def test_a_report_decides_as_the_comparison_did_or_as_it_is_told(tmp_path):
     folder = comparison(tmp_path / "c")
-    assert conducted([folder]).decided_by == TIME_TO_TARGET
+    assert conducted([folder]).decided_by == BY_TIME_TO_TARGET
     printed = CliRunner().invoke(report, [str(folder), "--out", str(tmp_path / "out")]).output
     assert "RING by time to 0.3, SERVERS by speed" in printed
     assert "by speed  SERVERS: ps-async ×2+1 did" in printed

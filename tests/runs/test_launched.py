@@ -8,7 +8,7 @@ from helpers.report_runs import manifest
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.launch.hosts import Host
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.runs.command_lines import with_placeholders
 from hvdtrain.runs.launched import Launched, job_command, read_launched
 from hvdtrain.runs.read import last_launch
@@ -34,7 +34,9 @@ def test_ranks_read_what_the_launcher_told(launched):
 def test_ranks_are_told_in_their_environment(launcher, tmp_path):
     hosts = [] if launcher == "local" else [Host("a", 1), Host("b", 1)]
     recipe, config = recipes.launcher(launcher), RunConfig(mode="allreduce")
-    command = prepare(recipe, config, 2, hosts, tmp_path / "run", check=False, interface="ib0")
+    command = prepare(
+        recipe, TrainingJob(config, 2, hosts, tmp_path / "run", interface="ib0"), check=False
+    )
     told = read_launched(command.environment)
     assert told == Launched(launcher, tuple(map(str, hosts)), "ib0", recipe=recipe.digest)
     assert launcher != "mpi" or {"HVDTRAIN_LAUNCHER", "HVDTRAIN_HOSTS"} < set(command.argv)
@@ -43,7 +45,8 @@ def test_ranks_are_told_in_their_environment(launcher, tmp_path):
 @pytest.mark.parametrize("launcher", ["sge", "yarn", "kubernetes", "slurm"])
 def test_a_schedulers_ranks_are_told_where_it_passes_no_environment_on(launcher, tmp_path):
     [text] = prepare(
-        recipes.launcher(launcher), RunConfig(mode="allreduce"), 2, [], tmp_path / "run"
+        recipes.launcher(launcher),
+        TrainingJob(RunConfig(mode="allreduce"), 2, [], tmp_path / "run"),
     ).files.values()
     assert f"HVDTRAIN_LAUNCHER={launcher}@{recipes.launcher(launcher).digest}" in text
 

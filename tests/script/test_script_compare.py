@@ -11,12 +11,12 @@ from helpers.jobs import hvdtrain
 from helpers.report_runs import run
 
 from hvdtrain.base.errors import UsageError
-from hvdtrain.reporting.answer import SERVERS, UNKNOWN, reach_answer
+from hvdtrain.reporting.answer import SERVERS_WIN, UNKNOWN, reach_answer
 from hvdtrain.reporting.fairness import check
 from hvdtrain.runs.command_lines import compare_command, with_placeholders
 
 SPREAD = (1.0, 1.02, 0.98, 1.01, 0.99)
-RING, ASYNC = ("allreduce", 2), ("ps-async", 2, 1)
+RING_WINS, ASYNC = ("allreduce", 2), ("ps-async", 2, 1)
 SCRIPT = {"script": "train.py", "script_args": "", "train_samples": None}
 NOTHING = {"val_accuracy": None, "val_loss": None, "time_to_target_s": None, "evaluations": []}
 
@@ -34,21 +34,21 @@ def sprints(kind, speed):
 
 
 def test_without_a_report_the_answer_is_of_speed_alone_and_says_so():
-    said = reach_answer([*sprints(RING, 100), *sprints(ASYNC, 130)])
-    assert said.word == SERVERS
+    said = reach_answer([*sprints(RING_WINS, 100), *sprints(ASYNC, 130)])
+    assert said.word == SERVERS_WIN
     assert "by speed alone: what was learned is not told" in said.because
 
 
 @pytest.mark.parametrize(
     ("loss", "word", "because"),
     [
-        (0.5, SERVERS, "with as low a loss"),
+        (0.5, SERVERS_WIN, "with as low a loss"),
         (0.6, UNKNOWN, "the loss of ps-async ×2+1 is not within 1 % of its opponent's"),
     ],
 )
 def test_a_lower_loss_is_better(loss, word, because):
     lost = NOTHING | {"target_accuracy": None}
-    ring = repeats(RING, 100, **lost | {"val_loss": 0.5})
+    ring = repeats(RING_WINS, 100, **lost | {"val_loss": 0.5})
     served = repeats(ASYNC, 130, **lost | {"val_loss": loss})
     said = reach_answer([*ring, *served])
     assert said.word == word and because in said.because
@@ -57,7 +57,7 @@ def test_a_lower_loss_is_better(loss, word, because):
 def test_runs_of_a_script_with_other_options_are_not_compared():
     other = SCRIPT | {"script_args": "--layers 3"}
     with pytest.raises(UsageError, match="script_args differs"):
-        check([run(*RING, change=SCRIPT), run("ddp", 2, change=other)])
+        check([run(*RING_WINS, change=SCRIPT), run("ddp", 2, change=other)])
 
 
 def test_a_stranger_s_script_is_no_command_to_paste():
@@ -67,7 +67,7 @@ def test_a_stranger_s_script_is_no_command_to_paste():
 
 def test_the_command_that_compares_a_script_leaves_its_length_to_it(tmp_path):
     (tmp_path / "config.toml").write_text('script = "a.py"\n', encoding="utf-8")
-    launched = dataclasses.replace(run(*RING, change=SCRIPT), folder=tmp_path)
+    launched = dataclasses.replace(run(*RING_WINS, change=SCRIPT), folder=tmp_path)
     command = compare_command([launched], repeats=5)
     assert "--script a.py" in command and "--epochs" not in command
 

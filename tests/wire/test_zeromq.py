@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.futures import Future
 
 from hvdtrain.base.errors import Failure
-from hvdtrain.job.ps.server_metrics import Load
+from hvdtrain.job.ps.server_metrics import ServerLoad
 from hvdtrain.job.wire import packing, sockets
 from hvdtrain.job.wire.messages import FreshWeights, Push
 from hvdtrain.job.wire.packing import _DTYPES, pack, unpack
@@ -36,7 +36,7 @@ class Endpoint:
         self.calls = Calls(
             {name: getattr(self, name) for name in ("push", "twice", "wait", "fail", "give")}
         )
-        self.load = Load()
+        self.load = ServerLoad()
         self.waited = self.load.waited
 
     def push(self, bucket, push):

@@ -16,7 +16,7 @@ LONGEST_S = 1e9  # 30 years, which every timer can count
 METAVARS: Mapping[type, str] = {click.IntRange: "N", click.FloatRange: "X"}
 
 
-class Measure(click.ParamType):
+class WithUnit(click.ParamType):
     """A positive number with a unit, which becomes a number of one base unit.
 
     Args:
@@ -56,7 +56,7 @@ class Measure(click.ParamType):
 
 
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
-DURATION = Measure(
+DURATION = WithUnit(
     "duration", SECONDS, LONGEST_S, "90s, 30m or 2h", r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)"
 )
 

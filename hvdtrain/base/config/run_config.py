@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -39,6 +39,13 @@ LENGTHS = {"epochs", "steps", "time_budget", "sprint"}
 # ever had, and a killed member does not answer.
 OPEN_WIRES = ("zmq",)
 WIRES = ("rpc", *OPEN_WIRES)
+
+
+class OuterSettings(NamedTuple):
+    """What the outer optimizer of --local-steps steps with: η and β."""
+
+    lr: float
+    momentum: float
 
 
 @dataclass(frozen=True)
@@ -266,9 +273,9 @@ class RunConfig:
     )
     outer: str = option(
         "nesterov",
-        "With --local-steps, of the outer optimizer: v ← βv + Δ, then θ ← θ - η(Δ + βv); with "
-        "`sgd` θ ← θ - ηv.",
-        click.Choice(["nesterov", "sgd"]),
+        "With --local-steps, the outer optimizer, one of {outer}: v ← βv + Δ, then "
+        "θ ← θ - η(Δ + βv); with `sgd` θ ← θ - ηv.",
+        str,
     )
     outer_lr: float = option(
         0.0,
@@ -284,8 +291,7 @@ class RunConfig:
     compression: str = option(
         "none",
         "How gradients are sent: {compression}. In allreduce none or fp16, in ddp none or "
-        "powersgd. What int8, topk, 2bit and powersgd leave "
-        "out of a push goes into the next.",
+        "powersgd. What codecs of fewer than 16 bits leave out of a push goes into the next.",
         str,
     )
     wire: str = option(
@@ -531,8 +537,8 @@ class RunConfig:
         can_be_stale = workers > 1 and staleness != 0
         return self.look_ahead if self.can_look_ahead and can_be_stale else 0.0
 
-    def effective_outer(self, workers: int) -> tuple[float, float]:
-        """Returns η and β of the outer optimizer, by default as published for so many workers.
+    def effective_outer(self, workers: int) -> OuterSettings:
+        """Returns the settings of the outer optimizer, by default as published for so many workers.
 
         β is the best of SlowMo (Wang et al., 2020, arXiv:1910.00643) by workers, with η = 1 as
         there. From β = 0.5 on η is 0.7, as in DiLoCo (Douillard et al., 2023, arXiv:2311.08105)
@@ -542,7 +548,7 @@ class RunConfig:
         if momentum < 0:
             momentum = _published_momentum(workers)
         lr = self.outer_lr or (1.0 if momentum < 0.5 else 0.7)
-        return lr, momentum
+        return OuterSettings(lr, momentum)
 
     @property
     def effective_width(self) -> float:

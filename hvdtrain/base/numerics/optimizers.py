@@ -1,7 +1,7 @@
 """Optimizers, for a worker's parameters and for a server's flat bucket alike.
 
-To add one of torch.optim that works element by element, add a line to OPTIMIZERS. Names are checked
-without importing torch, which takes long.
+To add one of torch.optim that works element by element, add a line to OPTIMIZERS, or for
+--local-steps to OUTER_OPTIMIZERS. Names are checked without importing torch, which takes long.
 """
 
 import functools
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import OuterSettings, RunConfig
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,28 @@ OPTIMIZERS = {
 }
 
 
+class OuterSpec(NamedTuple):
+    """An outer optimizer of --local-steps.
+
+    Attributes:
+        kind: of OPTIMIZERS.
+        options: returns its arguments beside the learning rate.
+    """
+
+    kind: str
+    options: Callable[[OuterSettings], dict[str, Any]]
+
+
+# Torch's SGD does v ← βv + Δ; θ ← θ - η(Δ + βv), or θ ← θ - ηv without Nesterov's look-ahead
+# (Sutskever et al., 2013, section 2, as torch writes it).
+OUTER_OPTIMIZERS = {
+    "nesterov": OuterSpec(
+        "sgd", lambda outer: {"momentum": outer.momentum, "nesterov": outer.momentum > 0}
+    ),
+    "sgd": OuterSpec("sgd", lambda outer: {"momentum": outer.momentum}),
+}
+
+
 # The fields of RunConfig that decide which optimizer there is.
 OPTIONS = ("optimizer", "lr", "weight_decay", "momentum", "nesterov")
 
@@ -87,15 +109,11 @@ def make_optimizer(
 def make_outer_optimizer(
     config: RunConfig, parameters: "Iterable[torch.Tensor]", workers: int
 ) -> "torch.optim.Optimizer":
-    """Returns the outer optimizer, which takes Δ of --local-steps as a gradient.
-
-    Torch's SGD does v ← βv + Δ; θ ← θ - η(Δ + βv), or θ ← θ - ηv without Nesterov's look-ahead
-    (Sutskever et al., 2013, section 2, as torch writes it).
-    """
-    lr, momentum = config.effective_outer(workers)
-    nesterov = config.outer == "nesterov" and momentum > 0
-    options = {"lr": lr, "momentum": momentum, "nesterov": nesterov}
-    return _make(OPTIMIZERS["sgd"], parameters, options)
+    """Returns the outer optimizer, which takes Δ of --local-steps as a gradient."""
+    spec = OUTER_OPTIMIZERS[config.outer]
+    settings = config.effective_outer(workers)
+    options = {"lr": settings.lr} | spec.options(settings)
+    return _make(OPTIMIZERS[spec.kind], parameters, options)
 
 
 def make_exchange_optimizer(

@@ -120,7 +120,7 @@ class LocalRounds(Synchroniser):
         self.group = inner.group
         self.backend = inner.backend
         self.in_lockstep = in_lockstep
-        self.outer_lr, _ = job.config.effective_outer(job.world.workers)
+        self.outer_lr = job.config.effective_outer(job.world.workers).lr
 
     def prepare(self, model: nn.Module) -> nn.Module:
         self.inner.share_weights(model)

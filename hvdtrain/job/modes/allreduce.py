@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hvdtrain.base.modes import RING, Mode
+from hvdtrain.base.modes import LOCAL_STEPS, RING, Mode
 
 if TYPE_CHECKING:
     from hvdtrain.job.coordination.job import Job
@@ -21,15 +21,7 @@ MODE = Mode(
     elastic=True,
     joins_horovod=True,
     compressions=("none", "fp16"),  # what Horovod 0.28.1 can send
-    options=(
-        "local_steps",
-        "fragments",
-        "outer",
-        "outer_lr",
-        "outer_momentum",
-        "bucket_mb",
-        "ring_transport",
-    ),
+    options=(*LOCAL_STEPS, "fragments", "bucket_mb", "ring_transport"),
     shares=("equal", "measured"),
     wait_for=("step", "layer"),
 )

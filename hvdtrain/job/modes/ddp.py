@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hvdtrain.base.modes import RING, Mode
+from hvdtrain.base.modes import LOCAL_STEPS, RING, Mode
 
 if TYPE_CHECKING:
     from hvdtrain.job.coordination.job import Job
@@ -18,7 +18,7 @@ MODE = Mode(
     order=2,
     colour="#1c9edc",
     marker="D",
-    options=("local_steps", "fragments", "outer", "outer_lr", "outer_momentum"),
+    options=(*LOCAL_STEPS, "fragments"),
     elastic=True,
     compressions=("none", "powersgd"),
     shares=("equal", "measured"),

@@ -23,21 +23,10 @@ MODE = Mode(
     lockstep=False,
     survives_lost_worker=True,
     wait_for=("layer", "step"),
-    options=(
-        "local_steps",
-        "outer",
-        "outer_lr",
-        "outer_momentum",
-        "push_scale",
-        "look_ahead",
-        "delay_compensation",
-        "staleness_lr",
-        "wire",
-        "bucket_mb",
-        "record",
-    ),
+    options=ps_ssp.ASYNCHRONOUS,
     compressions=("any",),
     shares=("leased", "equal"),
+    step_words=ps_ssp.softsync_words,
 )
 
 

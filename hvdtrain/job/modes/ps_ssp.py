@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hvdtrain.base.modes import SERVERS, Mode
+from hvdtrain.base.modes import LOCAL_STEPS, SERVERS, EffectiveOptions, Mode
 from hvdtrain.job.ps.policy import Policy, PolicyDecision, Release, Update
 
 if TYPE_CHECKING:
@@ -26,6 +26,29 @@ if TYPE_CHECKING:
     from hvdtrain.job.ps.serve import KilledServer
     from hvdtrain.job.wire.messages import Push
 
+# The options of ps-async, all of which this mode has too.
+ASYNCHRONOUS = (
+    *LOCAL_STEPS,
+    "push_scale",
+    "look_ahead",
+    "delay_compensation",
+    "staleness_lr",
+    "wire",
+    "bucket_mb",
+    "record",
+)
+
+
+def softsync_words(run: EffectiveOptions) -> str:
+    """Returns what makes a step where that is the default, which is no Downpour."""
+    if run.push_scale != "softsync" or not run.look_ahead:
+        return ""
+    return (
+        "N pushes, whoever made them, make a step (1-softsync), of weights predicted for it "
+        f"(--look-ahead {run.look_ahead:g}); --push-scale none is MXNet's dist_async"
+    )
+
+
 MODE = Mode(
     family=SERVERS,
     order=5,
@@ -34,22 +57,10 @@ MODE = Mode(
     lockstep=False,
     survives_lost_worker=True,
     wait_for=("layer", "step"),
-    options=(
-        "local_steps",
-        "outer",
-        "outer_lr",
-        "outer_momentum",
-        "push_scale",
-        "look_ahead",
-        "staleness",
-        "delay_compensation",
-        "staleness_lr",
-        "wire",
-        "bucket_mb",
-        "record",
-    ),
+    options=(*ASYNCHRONOUS, "staleness"),
     compressions=("any",),
     shares=("leased", "equal"),
+    step_words=softsync_words,
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.modes import SERVERS, Mode
+from hvdtrain.base.modes import LOCAL_STEPS, SERVERS, Mode
 from hvdtrain.job.ps.policy import Policy, PolicyDecision, Release, Update
 
 if TYPE_CHECKING:
@@ -26,17 +26,7 @@ MODE = Mode(
     marker="^",
     shares=("equal", "measured"),
     wait_for=("layer", "step"),
-    options=(
-        "local_steps",
-        "fragments",
-        "outer",
-        "outer_lr",
-        "outer_momentum",
-        "backup",
-        "wire",
-        "bucket_mb",
-        "record",
-    ),
+    options=(*LOCAL_STEPS, "fragments", "backup", "wire", "bucket_mb", "record"),
     compressions=("any",),
 )
 
@@ -46,7 +36,7 @@ class Synchronous(Policy):
 
     Without --backup, the pushes of all N workers make a step. They are added in the order of
     workers, so that the sum is the same to the bit each time. A push that comes early is held until
-    the pushes before it have come. Workers bound how much is held: see ps.exchange.UNDER_WAY.
+    the pushes before it have come. Workers bound how much is held: see ps.push_exchange.UNDER_WAY.
 
     With --backup B, the first N - B pushes make a step. Later pushes are dropped, and their workers
     go on with the new weights (Chen et al., 2016, arXiv:1604.00981, section 3). The pushes are

@@ -27,6 +27,7 @@ MODE = Mode(
     options=("bucket_mb", "ring_transport"),
     shares=("equal", "measured"),
     wait_for=("step", "layer"),
+    shards_optimizer=True,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hvdtrain.base.modes import ONE_MACHINE, Mode
+from hvdtrain.base.modes import LOCAL_STEPS, ONE_MACHINE, Mode
 
 if TYPE_CHECKING:
     from hvdtrain.job.coordination.job import Job
@@ -15,7 +15,7 @@ MODE = Mode(
     order=0,
     colour="#929498",
     marker="o",
-    options=("local_steps", "fragments", "outer", "outer_lr", "outer_momentum"),
+    options=(*LOCAL_STEPS, "fragments"),
     max_workers=1,
 )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from hvdtrain.base.system import trace
 
 if TYPE_CHECKING:
-    from hvdtrain.job.ps.exchange import PushLane
+    from hvdtrain.job.ps.push_exchange import PushLane
 
 
 class PushTrace:

@@ -25,7 +25,7 @@ from hvdtrain.job.ps.crash_memory import CrashMemory
 from hvdtrain.job.ps.journal import Journal
 from hvdtrain.job.ps.policy import Policy
 from hvdtrain.job.ps.server import Server
-from hvdtrain.job.ps.server_metrics import Load, ServerMetrics, last_row, traced
+from hvdtrain.job.ps.server_metrics import ServerLoad, ServerMetrics, last_row, traced
 from hvdtrain.job.ps.worker_monitor import WorkerMonitor
 from hvdtrain.job.wire.rendezvous import reach_store, serve_store, store_address
 from hvdtrain.job.wire.wire import Wire, start, start_again
@@ -86,7 +86,7 @@ def serve(
     memory = None
     if is_open and servers_return(config):
         memory = CrashMemory(killed.memory_fd if killed else None)
-    load = Load(last_row(job.folder, world.rank) if killed else None)
+    load = ServerLoad(last_row(job.folder, world.rank) if killed else None)
     journal = Journal(memory, job.folder if config.record else None, world.rank)
     server = make_server(config, world, make_policy, load, journal)
     store: Store | None
@@ -140,7 +140,7 @@ def serve(
 
 
 def make_server(
-    config: RunConfig, world: World, make_policy: MakePolicy, load: Load, journal: Journal
+    config: RunConfig, world: World, make_policy: MakePolicy, load: ServerLoad, journal: Journal
 ) -> Server:
     """Makes the server, with all that its journal's crash memory has.
 

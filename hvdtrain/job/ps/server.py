@@ -21,7 +21,7 @@ from hvdtrain.job.coordination.leases import Leases
 from hvdtrain.job.coordination.roster import Joined, Roster
 from hvdtrain.job.ps.bucket import Bucket
 from hvdtrain.job.ps.journal import LEASES, Journal
-from hvdtrain.job.ps.server_metrics import Load
+from hvdtrain.job.ps.server_metrics import ServerLoad
 from hvdtrain.job.wire.messages import GIVEN_UP, FreshWeights, Part, Push
 from hvdtrain.job.wire.requests import Calls
 from hvdtrain.job.wire.shared import SharedMemory
@@ -59,14 +59,14 @@ class Server:
         workers: int,
         make_bucket: MakeBucket,
         decode: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None,
-        load: Load | None = None,
+        load: ServerLoad | None = None,
         journal: Journal | None = None,
         shared: SharedMemory | None = None,
         fixed_shares: bool = False,
     ) -> None:
         self.make_bucket = make_bucket
         self.decode = decode
-        self.load = load or Load()
+        self.load = load or ServerLoad()
         self.journal = journal or Journal()
         self.shared = shared or SharedMemory()
         self.pending: dict[tuple[Part, Waiter], Future[Any]] = {}

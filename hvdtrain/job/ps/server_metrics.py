@@ -24,7 +24,7 @@ def server_metrics_file(folder: Path, rank: int) -> Path:
     return folder / f"metrics.server{rank}.jsonl"
 
 
-class Load:
+class ServerLoad:
     """Counts what a server does. Any thread may call its methods.
 
     Args:
@@ -133,7 +133,7 @@ def last_row(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def traced(
-    push: Callable[[int, Push], Any], rank: int, workers: int, load: Load
+    push: Callable[[int, Push], Any], rank: int, workers: int, load: ServerLoad
 ) -> Callable[[int, Push], Any]:
     """Returns the handler of pushes, with its spans in the timeline: see system.trace."""
 
@@ -157,7 +157,7 @@ class ServerMetrics:
     they begin anew with a later time. Nothing is taken back: work that is done again counts again.
     """
 
-    def __init__(self, folder: Path, rank: int, load: Load) -> None:
+    def __init__(self, folder: Path, rank: int, load: ServerLoad) -> None:
         self.load = load
         file = server_metrics_file(folder, rank)
         if file.exists():

@@ -24,7 +24,7 @@ from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.coordination.joining import Arrival
 from hvdtrain.job.coordination.server_group import ServerGroup
 from hvdtrain.job.coordination.synchroniser import NO_STATE, OwnState
-from hvdtrain.job.ps.exchange import PushExchange
+from hvdtrain.job.ps.push_exchange import PushExchange
 from hvdtrain.job.ps.push_trace import PushTrace
 from hvdtrain.job.wire.heartbeat import TOLD_AFTER, wait_for_ranks
 from hvdtrain.job.wire.messages import PushStatus

@@ -164,10 +164,7 @@ def _effective_options(job: Job) -> dict[str, Any]:
     lr = config.lr
     if "push_scale" in options and push_scale == "mean" and not config.local_steps:
         lr = config.lr / workers
-    outer_lr = None
-    outer_momentum = None
-    if config.local_steps:
-        outer_lr, outer_momentum = config.effective_outer(workers)
+    outer = config.effective_outer(workers) if config.local_steps else None
     bound = config.staleness if "staleness" in options else None
     look_ahead = 0.0
     if "look_ahead" in options:
@@ -175,8 +172,8 @@ def _effective_options(job: Job) -> dict[str, Any]:
     return {
         "effective_lr": lr,
         "push_scale": push_scale,
-        "outer_lr": outer_lr,
-        "outer_momentum": outer_momentum,
+        "outer_lr": outer.lr if outer else None,
+        "outer_momentum": outer.momentum if outer else None,
         "look_ahead": look_ahead,
         "shares": choice(config, "shares"),
         "wait_for": job.wait_for,

@@ -26,6 +26,6 @@ class AllReduceLane(RingLane):
             if not is_there:
                 self.sent.copy_(average)
             return
-        self.update(average.float())
+        self.take_step(average.float())
         if self.staging:
             self.staging.copy_in(self.number, self.part)

@@ -174,7 +174,7 @@ class RestartableSharded(RestartableHorovod):
         for lane in exchange.lanes:
             average, _ = lane.came
             lane.gathers = True
-            updated = lane.update(average[: len(lane.part)])
+            updated = lane.take_step(average[: len(lane.part)])
             exchange.send(lane.number, updated[: lane.own])
         try:
             exchange.wait_for_all()

@@ -212,7 +212,7 @@ class RingLane(Lane):
         part = self.weights.cpu() if self.staging else self.weights
         return 0, part
 
-    def update(self, gradient: torch.Tensor) -> torch.Tensor:
+    def take_step(self, gradient: torch.Tensor) -> torch.Tensor:
         """Takes the optimizer's step on this rank's part, and returns the part, [part] float32."""
         use_settings(self.optimizer, settings_of(self.context, self.group))
         self.part.grad = gradient

@@ -61,7 +61,7 @@ class ShardedLane(RingLane):
         Returns:
             The all-gather's handle.
         """
-        updated = self.update(shard[: len(self.part)])
+        updated = self.take_step(shard[: len(self.part)])
         return hvd.allgather_async(evened(updated, len(shard)), name=f"updated {self.number}")  # type: ignore[no-any-return]
 
     def take(self, weights: torch.Tensor) -> None:

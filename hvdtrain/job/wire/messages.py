@@ -1,12 +1,18 @@
-"""The messages between workers and servers, and a worker's record of its pushes."""
+"""The messages between workers and servers, and a worker's record of its pushes.
+
+This module is imported without torch, so that a simulation can push.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.numerics.split import step_of_share
+
+if TYPE_CHECKING:
+    import torch
 
 # Larger tensors travel beside their message, which costs messages of their own.
 INLINE_BYTES = 16 * 2**10
@@ -47,7 +53,7 @@ class Push(NamedTuple):
     share: int | None = None
     settings: Mapping[str, Any] = {}
 
-    def without_tensors(self) -> "Push":
+    def without_tensors(self) -> Push:
         """Returns the push as a server keeps it."""
         return self._replace(gradient=None)
 

@@ -19,10 +19,10 @@ from hvdtrain.base.config.command_line import NUM_SERVERS, NUM_WORKERS, GroupedC
 from hvdtrain.base.config.option_types import (
     EQUAL,
     FileToWrite,
-    Measure,
     Real,
     ServerNumber,
     Several,
+    WithUnit,
 )
 from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.config.run_config import RunConfig
@@ -47,7 +47,7 @@ MODES = [name for name in modes.names() if modes.declared(name).has_servers]
 TIMES = {"push": 200}
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 # A size in bytes.
-SIZE = Measure(
+SIZE = WithUnit(
     "size from 4 bytes to 64G",
     UNITS,
     64 * 2**30,

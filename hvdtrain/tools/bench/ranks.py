@@ -21,7 +21,7 @@ from hvdtrain.base.world.network import use_one_interface
 from hvdtrain.base.world.place import World, read_world
 from hvdtrain.job.buckets.partition import cut
 from hvdtrain.job.coordination.job import Job
-from hvdtrain.job.ps.exchange import PushExchange
+from hvdtrain.job.ps.push_exchange import PushExchange
 from hvdtrain.job.wire import horovod
 from hvdtrain.job.wire.rendezvous import open_store
 from hvdtrain.job.wire.shared import SharedMemory
@@ -111,7 +111,7 @@ def _measure(operation: Operation, wire: Wire | None, servers: int) -> dict[str,
 
     Args:
         operation: The operation.
-        wire: Asks servers for their costs (ps.server_metrics.Load.cost); None for no servers.
+        wire: Asks servers for their costs (ps.server_metrics.ServerLoad.cost); None for no servers.
         servers: The number of servers.
     """
     dist.barrier()

@@ -34,7 +34,7 @@ from hvdtrain.job.ps.journal import Journal
 from hvdtrain.job.ps.policy import Policy, PolicyDecision, Release, Update
 from hvdtrain.job.ps.serve import make_server
 from hvdtrain.job.ps.server import Server
-from hvdtrain.job.ps.server_metrics import Load
+from hvdtrain.job.ps.server_metrics import ServerLoad
 from hvdtrain.job.ps.worker import PushPull
 from hvdtrain.job.training.device import set_up
 from hvdtrain.job.training.model import image_side, initial_model, trial_inputs
@@ -421,7 +421,7 @@ class Playback:
     def _add_server(self, rank: int) -> Server:
         world = self._world(rank)
         journal = RecordedJournal()
-        server = make_server(self.config, world, self.mode.make_policy, Load(), journal)
+        server = make_server(self.config, world, self.mode.make_policy, ServerLoad(), journal)
         make_bucket = server.make_bucket
 
         def make_recorded_bucket(

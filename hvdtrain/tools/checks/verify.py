@@ -28,7 +28,7 @@ from hvdtrain.base.formatting import with_noun
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
-from hvdtrain.launch.prepare import prepare
+from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.processes import ends_late, launched_job
 from hvdtrain.models import is_own
 from hvdtrain.runs.request import check, check_workers
@@ -390,7 +390,7 @@ def _run_to_end(
     """Runs a job until it has left its results: see _train."""
     log = out.with_suffix(".log")
     summary = out / "summary.json"
-    command = prepare(launcher, config, workers, hosts, out, secrets=secrets)
+    command = prepare(launcher, TrainingJob(config, workers, hosts, out, secrets=secrets))
     with launched_job(command, log) as job:
         is_late = ends_late(summary)
         while job.poll() is None and not is_late():

@@ -7,8 +7,8 @@ import torch
 from helpers.buckets import LR, make_server, stale, sync
 
 from hvdtrain.job.buckets.partition import cut
-from hvdtrain.job.ps import exchange
-from hvdtrain.job.ps.exchange import PushExchange
+from hvdtrain.job.ps import push_exchange
+from hvdtrain.job.ps.push_exchange import PushExchange
 from hvdtrain.job.wire.requests import as_future
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,7 +21,7 @@ def join(monkeypatch):
     """Workers of servers with this policy, with room for one bucket under way each; and the buckets
     they push: their numbers, of two servers with that of the server.
     """
-    monkeypatch.setattr(exchange, "UNDER_WAY", 0)
+    monkeypatch.setattr(push_exchange, "UNDER_WAY", 0)
 
     def joined(workers, policy, servers=1):
         pieces, pushed = cut(SIZES, servers, 4), [[] for _ in range(workers)]
