@@ -247,32 +247,14 @@ def _with_fastest_machine(calibration: Calibration, machines: Mapping[Kind, Run]
 def _on_machines_of_their_own(calibration: Calibration, workers: int) -> Calibration:
     """Returns the calibration for workers with a machine each, which so far shared one.
 
-    Each worker has all cores there, as a contender of `compare` would have, unless it was given
-    fewer than its share.
+    Each worker has all cores there, as a contender of `compare` would have. A worker that was given
+    fewer threads than its share keeps them. One core may have been left free for messages.
     """
-    cores = int(calibration.cores_per_host)
-    share = max(1, cores // workers)
-    had_its_share = calibration.threads_per_worker == share
-    if calibration.device != "cpu" or not had_its_share or cores <= share:
-        return calibration
-    speedup = calibration.speedup_of_machine(workers)
-
-    def sooner(took: Quantity) -> Quantity:
-        return Quantity(
-            took.value / speedup.value, took.low / speedup.high, took.high / speedup.low
-        )
-
-    layers = [
-        replace(layer, forward_ms=sooner(layer.forward_ms), backward_ms=sooner(layer.backward_ms))
-        for layer in calibration.layers
-    ]
-    return replace(
-        calibration,
-        layers=tuple(layers),
-        fixed_ms=sooner(calibration.fixed_ms),
-        threads_per_worker=cores,
-        machine_speedup=Quantity.exactly(1.0),
-    )
+    cores = calibration.cores_per_host
+    threads = calibration.threads_per_worker
+    share = max(1, int(cores / workers))
+    was_given_fewer = threads < share - 1
+    return calibration.on_hosts(cores, 1, threads if was_given_fewer else 0)
 
 
 def _spread(missed: Sequence[float]) -> float:

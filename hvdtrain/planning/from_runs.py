@@ -58,9 +58,8 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     known_cores = [host.cores_usable for host in hosts if host.cores_usable]
     cores = min(known_cores, default=base.cores_per_host)
     calibration = replace(
-        base,
+        base.on_hosts(max(LEAST_CORES, cores), base.workers_per_host, _threads(runs, base)),
         bandwidth_gbit=bandwidth or base.bandwidth_gbit,
-        cores_per_host=max(LEAST_CORES, cores),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
         wires=tuple(sorted({run.wire for run in runs if run.kind.servers})) or base.wires,
@@ -78,6 +77,14 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     guessed = [name for name in base.made.get("guessed", []) if name not in by_transport]
     names = [run.name for run in runs]
     return replace(calibration, made=base.made | {"runs": names, "guessed": guessed})
+
+
+def _threads(runs: Sequence[Run], base: Calibration) -> int:
+    """Returns the threads with which all distributed runs computed, else those of the calibration."""
+    threads = {run.manifest.threads_per_worker for run in runs if run.kind.is_distributed}
+    if len(threads) == 1:
+        return threads.pop() or base.threads_per_worker
+    return base.threads_per_worker
 
 
 def _transport_name(run: Run) -> str:
