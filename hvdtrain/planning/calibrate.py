@@ -101,7 +101,8 @@ def calibrate(
     from hvdtrain.planning import profile
 
     side = image_side(config, data)
-    computing, others = profile.profile(config, batch, data, side, host.threads, PROFILE_S, say)
+    profiled = profile.profile(config, batch, data, side, host.threads, PROFILE_S, say)
+    computing = profiled.computing
     parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
     guessed = [name for name in probe.TRANSPORTS if not _is_measured(name, measured)]
     calibration = Calibration(
@@ -125,16 +126,17 @@ def calibrate(
             "how": "measured",
             "load_average": [round(load, 2) for load in os.getloadavg()],
             "guessed": guessed,
-            "others_share": round(others, 3),
+            "others_share": round(profiled.others, 3),
+            "jitter": "measured" if profiled.jitter_is_known else "guessed",
         },
     )
     if runs:
         calibration = from_runs(calibration, runs, bandwidth)
     if host.cores:
         calibration = calibration.on_hosts(host.cores, host.workers, host.asked_threads)
-    if others:
+    if profiled.others:
         say(
-            f"beside other work, which had {others:.0%} of this machine: computing has a wide range; "
+            f"beside other work, which had {profiled.others:.0%} of this machine: computing has a wide range; "
             "calibrate again when the machine is quiet"
         )
     for name in calibration.made["guessed"]:

@@ -7,7 +7,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -148,6 +148,7 @@ class Calibration:
     most_workers: Count = 2
     most_servers: Count = 1
     model_error: Annotated[float, Meta(ge=0, le=10)] = MODEL_ERROR
+    bias: dict[str, Annotated[float, Meta(ge=0.1, le=10)]] = field(default_factory=dict)
     wires: Annotated[tuple[str, ...], Meta(min_length=1)] = WIRES[:1]
     made: dict[str, Any] = field(default_factory=dict)
 
@@ -273,15 +274,20 @@ class Calibration:
             machine_speedup=machine_speedup,
         )
         doublings = math.log2(max(1.0, cores / self.cores_per_host))
-        return found._with_wider_messages(OF_OTHER_HOSTS**doublings)
+        return found.with_messages(self.transports, 1.0, OF_OTHER_HOSTS**doublings)
 
-    def _with_wider_messages(self, factor: float) -> "Calibration":
-        """Returns the calibration with a wider range of what messages cost processors."""
-        transports = {}
-        for name, costs in self.transports.items():
-            wider = {key: costs[key].give_or_take(factor) for key in TIMES}
-            transports[name] = costs | wider
-        return replace(self, transports=transports)
+    def with_messages(
+        self, names: Iterable[str], times: float, give_or_take: float = 1.0
+    ) -> "Calibration":
+        """Returns the calibration in which messages of some transports take so many times the
+        processor time, give or take a factor.
+        """
+        found = self
+        for name in names:
+            costs = self.transports[name]
+            changed = {key: costs[key].times(times).give_or_take(give_or_take) for key in TIMES}
+            found = found.with_transport(name, changed)
+        return found
 
     def with_costs(self, job: Scenario, draw: random.Random | None = None) -> Scenario:
         """Returns a job with what its steps and messages cost.

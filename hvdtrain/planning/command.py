@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from hvdtrain.base import modes
+from hvdtrain.base.config.command_line import given_options
 from hvdtrain.base.config.option_types import FileToWrite, Real, Several
 from hvdtrain.base.config.run_config import WIRES, RunConfig
 from hvdtrain.base.config.writing import write_whole
@@ -245,6 +245,8 @@ def predict(
     show.predictions(rows, title)
     if places:
         show.show(show.map_table(places))
+        for line in show.notes_of_map(places):
+            click.echo(line)
     found = {"calibration": str(calibration), "model": loaded.model, "rows": rows, "map": places}
     if file:
         write_whole(file, json.dumps(found, indent=1) + "\n")
@@ -265,11 +267,7 @@ def _check_used(names: Sequence[str], is_about_hosts: bool) -> None:
         UsageError: the first of them.
     """
     context = click.get_current_context()
-    given = [
-        name
-        for name in context.params
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-    ]
+    given = sorted(given_options(context, context.params))
     option_of = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     if is_about_hosts:
         for name in given:
@@ -423,13 +421,33 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
     """Yields what the calibration says little about, and what of the question is not in all
     rows.
     """
+    from hvdtrain.planning.predict import WIDER_PER_DOUBLED_BANDWIDTH, WIDER_PER_DOUBLING
+
     if any(row["beyond"] for row in rows):
         workers = with_noun(calibration.most_workers, "worker")
         servers = with_noun(calibration.most_servers, "server")
+        network = "without a network"
+        if calibration.bandwidth_gbit:
+            network = f"at {calibration.bandwidth_gbit:g} Gbit/s"
         yield (
-            f"The calibration was made with {workers} and {servers}; "
-            "intervals beyond are wider by 2 % for each doubling, which is a guess."
+            f"The calibration was made with {workers} and {servers}, {network}; intervals beyond "
+            f"are wider by {WIDER_PER_DOUBLING:.0%} for each doubling, of bandwidth by "
+            f"{WIDER_PER_DOUBLED_BANDWIDTH:.0%}, which are guesses."
         )
+    biases = {mode: bias for mode, bias in calibration.bias.items() if abs(bias - 1) > 0.01}
+    shown = {row["mode"] for row in rows}
+    for mode in sorted(shown & biases.keys()):
+        bias = biases[mode]
+        told = f"{bias:.2f} times as long" if bias > 1 else f"{1 / bias:.2f} times as short"
+        yield f"{mode}: corrected, since its runs were predicted {told} as they were."
+    others = calibration.made.get("others_share")
+    if isinstance(others, float) and others > 0:
+        yield (
+            f"The calibration was made beside other work, which had {others:.0%} of the machine: "
+            "calibrate again when it is quiet."
+        )
+    if calibration.made.get("jitter") == "guessed":
+        yield (f"No step was undisturbed: their jitter is taken to be {calibration.step_jitter:g}.")
     codec = template.compression
     sent_by_rings = {row["compression"] for row in rows if row["mode"] in RING_MODES}
     if codec != "none" and sent_by_rings == {"none"}:

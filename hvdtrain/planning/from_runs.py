@@ -21,6 +21,8 @@ LEAST_LOCAL = 0.1
 MOST_CHANGE = 5.0
 # What one run may be off by, in costs.
 SPREAD = 1.25
+# Runs that are missed by more show that something else is wrong, and correct nothing.
+MOST_BIAS = 1.3
 EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
@@ -74,9 +76,28 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
             calibration = _with_costs(calibration, waiting, name, bandwidth)
         if of_transport:
             calibration = _with_efficiency(calibration, of_transport, name, bandwidth)
+    calibration = replace(calibration, bias=_biases(calibration, runs, bandwidth))
     guessed = [name for name in base.made.get("guessed", []) if name not in by_transport]
     names = [run.name for run in runs]
     return replace(calibration, made=base.made | {"runs": names, "guessed": guessed})
+
+
+def _biases(
+    calibration: Calibration, runs: Sequence[Run], bandwidth: float | None
+) -> dict[str, float]:
+    """Returns the factor by which the runs of each distributed mode are predicted too slow."""
+    factors: dict[str, list[float]] = {}
+    for run in runs:
+        if run.kind.is_distributed:
+            simulated = simulate(scenario_of(calibration, run, bandwidth))
+            factor = simulated.step_s / measured_step_s(run)
+            factors.setdefault(run.kind.mode, []).append(factor)
+    biases = {}
+    for mode, of_mode in factors.items():
+        bias = statistics.geometric_mean(of_mode)
+        if bias < MOST_BIAS and 1 / bias < MOST_BIAS:
+            biases[mode] = round(bias, 4)
+    return biases
 
 
 def _threads(runs: Sequence[Run], base: Calibration) -> int:

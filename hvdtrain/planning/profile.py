@@ -13,7 +13,7 @@ import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -161,6 +161,21 @@ class _Measured:
         return [step for step in self.steps if step.others <= FOREIGN_SHARE]
 
 
+class Profile(NamedTuple):
+    """What computing costs, and how well that is known.
+
+    Attributes:
+        computing: keys of a Calibration.
+        others: the share of this machine that was busy with other work; 0 where enough steps were
+            undisturbed.
+        jitter_is_known: whether there were enough of these to tell their jitter.
+    """
+
+    computing: dict[str, Any]
+    others: float
+    jitter_is_known: bool
+
+
 class _Watch:
     """How much of this machine is busy with other work, since the watch was set."""
 
@@ -193,9 +208,8 @@ def profile(
     threads: int,
     budget_s: float,
     say: Callable[[str], None],
-) -> tuple[dict[str, Any], float]:
-    """Returns what a Calibration says of computing, and how much of this machine was busy with
-    other work: the share of its cores, 0 where enough steps were undisturbed.
+) -> Profile:
+    """Measures what a Calibration says of computing.
 
     A batch that would take too long is measured smaller, down to FEWEST images. Computing is taken
     to grow in proportion.
@@ -216,9 +230,8 @@ def profile(
     measured = _measure_layers(model, stamps, samples, budget_s, say)
     steps = measured.quiet_steps
     others = 0.0
-    jitter = UNKNOWN_JITTER
-    if len(steps) >= LEAST_QUIET:
-        jitter = _jitter(steps)
+    jitter_is_known = len(steps) >= LEAST_QUIET
+    jitter = _jitter(steps) if jitter_is_known else UNKNOWN_JITTER
     if len(steps) < LEAST_STEPS:
         # The less disturbed half.
         steps = sorted(measured.steps, key=lambda step: step.others)
@@ -252,7 +265,7 @@ def profile(
         "optimizer_ms_per_mb": _ms_per_mb(make_optimizer(config, [vector]).step),
         "codecs": _codecs(),
     }
-    return found, others
+    return Profile(found, others, jitter_is_known)
 
 
 def _jitter(steps: Sequence[_MeasuredStep]) -> float:

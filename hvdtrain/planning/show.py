@@ -78,10 +78,18 @@ def _line(row: Row) -> dict[str, Any]:
 
 
 def answer(place: Row) -> str:
-    """Returns `RING 97 %`; several answers where none is sure."""
+    """Returns `RING 97 %`; several answers where none is sure.
+
+    In brackets is what the answer hangs on. Where nothing was ever validated it is `RING?`.
+    """
+    if place["not_validated"]:
+        return ", ".join(f"{name}?" for key, name in ANSWERS.items() if place[key] >= SURE) or "?"
     likely = [(place[key], name) for key, name in ANSWERS.items() if place[key] >= LEAST]
     likely.sort(reverse=True)
-    return ", ".join(f"{name} {chance:.0%}" for chance, name in likely)
+    said = ", ".join(f"{name} {chance:.0%}" for chance, name in likely)
+    if place["hangs_on"]:
+        said += f" ({', '.join(place['hangs_on'])})"
+    return said
 
 
 def map_table(places: Sequence[Row], title: str = MAP) -> Table:
@@ -102,6 +110,23 @@ def map_table(places: Sequence[Row], title: str = MAP) -> Table:
         numbers = line[: len(headings)]
         rows.append([*numbers, *map(by_bandwidth.get, bandwidths)])
     return table_of(title, [*headings, *map(rate, bandwidths)], rows)
+
+
+def notes_of_map(places: Sequence[Row]) -> list[str]:
+    """Returns sentences that say what marks in a map mean."""
+    notes = []
+    if any(place["not_validated"] for place in places):
+        reasons = sorted({reason for place in places for reason in place["not_validated"]})
+        notes.append(
+            f"RING?: without a probability, since no prediction of {' or '.join(reasons)} was ever "
+            "compared with a measurement; a question mark alone is open."
+        )
+    if any(place["hangs_on"] and not place["not_validated"] for place in places):
+        notes.append(
+            "In brackets: what alone turns the answer, were it half or twice as much (jitter: "
+            "a quiet machine's, or twice)."
+        )
+    return notes
 
 
 def needs(rows: Sequence[Row]) -> None:
@@ -217,7 +242,7 @@ def _draw_map(panel: Any, places: Sequence[Row]) -> None:
         y = numbers.index(place["workers"])
         likeliest = max(ANSWERS, key=place.__getitem__)
         colour = plot_style.GRID
-        if place[likeliest] >= SURE:
+        if place[likeliest] >= SURE and not place["not_validated"]:
             colour, _ = plot_style.look_of(modes[likeliest])
         panel.add_patch(
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.6, linewidth=0)

@@ -38,7 +38,7 @@ def data():
 def test_a_batch_that_would_take_too_long_is_measured_smaller_and_told_of(tmp_path):
     mine, told, budget_s = written(tmp_path, SLOW), [], 1.0
     config = RunConfig(model=f"{mine}:build", dataset=f"{mine}:data")
-    found, _ = profile(config, 64, find_dataset(config.dataset), 0, 1, budget_s, told.append)
+    found = profile(config, 64, find_dataset(config.dataset), 0, 1, budget_s, told.append).computing
     assert found["batch_per_worker"] == 64
     assert any("2 of 64 images a step are measured" in line for line in told)
     images = sum(int(line) for line in (tmp_path / "seen").read_text().splitlines())
