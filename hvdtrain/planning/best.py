@@ -44,6 +44,8 @@ SURE = 0.8
 # The jitter of a quiet machine's steps, and the factor by which a figure is taken to be another.
 QUIET_JITTER = 0.02
 ANOTHER = 2.0
+# A job that leads by less is not surely the fastest.
+CLEAR_LEAD = 1.05
 # Predictions of larger clusters and faster networks were never compared with measurements.
 VALIDATED_HOSTS = 4
 VALIDATED_GBIT = 1.0
@@ -214,29 +216,30 @@ class Contest:
         return reasons
 
     def _hangs_on(self, jobs: Sequence[Scenario]) -> list[str]:
-        """Returns the figures of which one alone, if it were another, would have another of these
-        jobs be the fastest.
+        """Returns the figures of which one alone, if it were another, would leave the fastest of
+        these jobs without a clear lead.
 
         Args:
             jobs: the fastest of each side.
         """
-        fastest = self._fastest(jobs)
+        [(_, fastest), *_] = self.ranked(jobs, ROUGH)
+        leader = jobs.index(fastest)
         found = []
         for name, others in self._with_other_figures().items():
-            if any(other._fastest(jobs) != fastest for other in others):
+            if any(other._lead(jobs, leader) < CLEAR_LEAD for other in others):
                 found.append(name)
-        slower, faster = (self.template.bandwidth_gbit * times for times in (1 / ANOTHER, ANOTHER))
-        for gbit in (slower, faster):
+        for times in (1 / ANOTHER, ANOTHER):
+            gbit = times * self.template.bandwidth_gbit
             on_another = [replace(job, bandwidth_gbit=gbit) for job in jobs]
-            if self._fastest(on_another) != fastest:
+            if "bandwidth" not in found and self._lead(on_another, leader) < CLEAR_LEAD:
                 found.append("bandwidth")
-                break
         return found
 
-    def _fastest(self, jobs: Sequence[Scenario]) -> int:
-        """Returns the number of the job that does most in a rough simulation."""
-        [(_, fastest), *_] = self.ranked(jobs, ROUGH)
-        return jobs.index(fastest)
+    def _lead(self, jobs: Sequence[Scenario], leader: int) -> float:
+        """Returns the speed of one of some jobs over the fastest of the others, roughly simulated."""
+        speeds = {jobs.index(job): samples_per_s for samples_per_s, job in self.ranked(jobs, ROUGH)}
+        of_leader = speeds.pop(leader)
+        return of_leader / max(speeds.values(), default=1e-9)
 
     def _with_other_figures(self) -> dict[str, "list[Contest]"]:
         """Returns contests by what is another in them."""

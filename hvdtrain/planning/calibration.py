@@ -142,6 +142,8 @@ class Calibration:
     workers_per_host: Count = 1
     machine_speedup: Quantity | None = None
     of_more_cores: Quantity | None = None
+    host_gb_per_s: Annotated[float, Meta(ge=1e-6, le=1e9)] | None = None
+    adds_up_on_host: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
     latency_us: Quantity = Quantity(50.0, 50.0, 50.0)
     bandwidth_gbit: Annotated[float, Meta(ge=0, le=1e5)] | None = None
@@ -226,10 +228,9 @@ class Calibration:
             return Quantity.exactly(1.0)
         share = self._share_of_more_cores()
         if threads > self.cores_per_host:
-            # Nobody measured so many.
+            # Nobody measured so many: the second core here may be the first one's other thread.
             likely, least, most = OF_MORE_CORES
-            value = share.value if self.of_more_cores or self.machine_speedup else likely
-            share = Quantity(value, min(share.low, least), max(share.high, most))
+            share = Quantity(likely, min(share.low, least), max(share.high, most))
         if threads > measured:
             more = threads / measured - 1
             return Quantity(*(1 + each * more for each in (share.value, share.low, share.high)))
@@ -310,6 +311,9 @@ class Calibration:
         optimizer_s_per_mb = 1e-3 * self.optimizer_ms_per_mb.drawn(draw)
         latency_s = 1e-6 * self.latency_us.drawn(draw)
         transport = self._transport_of(job, draw)
+        within_host_s = self._seconds_within_host(job)
+        if self.adds_up_on_host and job.servers:
+            job = replace(job, workers=job.hosts_with_workers, workers_per_host=1)
         codec = {
             key: figure.drawn(draw) for key, figure in self.codecs.get(job.compression, {}).items()
         }
@@ -327,7 +331,7 @@ class Calibration:
         return replace(
             job,
             layers=tuple(layers),
-            fixed_s=fixed_s / speedup,
+            fixed_s=fixed_s / speedup + within_host_s,
             optimizer_s_per_mb=optimizer_s_per_mb,
             latency_s=latency_s,
             transport=transport,
@@ -337,6 +341,16 @@ class Calibration:
             threads=self.threads_per_worker,
             on_processor=self.device == "cpu",
         )
+
+    def _seconds_within_host(self, job: Scenario) -> float:
+        """Returns the seconds in which gradients go once to where a host adds them up, and weights
+        back, over what the workers of a host share.
+        """
+        workers = min(job.workers, job.workers_per_host)
+        if not self.host_gb_per_s or workers < 2:
+            return 0.0
+        megabytes = sum(layer.gradient_megabytes for layer in self.layers)
+        return 2 * workers * megabytes / 1e3 / self.host_gb_per_s
 
     def _transport_of(self, job: Scenario, draw: random.Random | None) -> Transport:
         name = job.transport_name

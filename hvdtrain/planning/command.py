@@ -393,11 +393,14 @@ def needs(
 
     template = Scenario(MODES[0], placement="shared")
     jobs = predict.scenarios(template, names, workers, servers, [1.0], local_steps)
-    loaded = _on_asked_hosts(load(calibration), None, None, 1)
+    measured = load(calibration)
+    loaded = _on_asked_hosts(measured, None, None, 1)
     rows = predict.needs(loaded, jobs, efficiency)
     if file:
         write_whole(file, json.dumps({"rows": rows}, indent=1) + "\n")
     show.needs(rows)
+    for line in _scaled(measured, loaded):
+        click.echo(line)
 
 
 @plan.command()

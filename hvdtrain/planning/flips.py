@@ -177,6 +177,7 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
     calibration = replace(calibration, model_error=error)
     _, job = job_of_run(calibration, largest_run, bandwidth)
     workers_per_host = job.workers_per_host
+    calibration = replace(calibration, workers_per_host=workers_per_host)
     if is_local:
         workers_per_host = 1
         calibration = _on_machines_of_their_own(calibration, largest_kind.workers)

@@ -47,6 +47,7 @@ QUARTILES = 1.349
 SPEEDUP_OFF = 1.15
 # Steps are watched for other work in windows of so many seconds: Linux counts in hundredths.
 WINDOW_S = 0.5
+LEAST_WINDOW_S = 0.2
 # With fewer steps that nothing disturbed, the jitter of steps is a guess.
 LEAST_QUIET = 8
 UNKNOWN_JITTER = 0.03
@@ -188,13 +189,16 @@ class _Watch:
     def seconds(self) -> float:
         return time.perf_counter() - self._began
 
-    def others(self) -> float:
+    def others(self, before: float) -> float:
         """Returns the share of all cores that other processes and other guests of the machine had.
 
-        0 where Linux does not say, or where it was too short to tell.
+        0 where Linux does not say.
+
+        Args:
+            before: what they had before, which stands for a time that is too short to tell.
         """
-        if self.seconds < WINDOW_S:
-            return 0.0
+        if self.seconds < LEAST_WINDOW_S:
+            return before
         own_s = time.process_time() - self._own_s
         [load] = by_host({"here": self._load.since()}, {"here": own_s}).values()
         return load["others_cores"] / load["cores"] + load["stolen_share"]
@@ -330,26 +334,23 @@ def _steps(
     for _ in range(WARM_UP):
         _step(model, stamps, samples, labels)
     in_window: list[_MeasuredStep] = []
+    others = 0.0
     watch = _Watch()
     while True:
         late_s = time.perf_counter() - deadline
+        number = len(steps) + len(in_window)
         quiet = sum(step.others <= FOREIGN_SHARE for step in steps)
-        is_enough = late_s > 0 or len(steps) + len(in_window) >= MOST_STEPS
-        is_quiet = quiet + len(in_window) >= LEAST_QUIET or late_s > repeat_s
-        if len(steps) + len(in_window) >= least and is_enough and is_quiet:
+        is_enough = number >= least and (late_s > 0 or number >= MOST_STEPS)
+        if is_enough and (quiet >= LEAST_QUIET or late_s > repeat_s):
             break
         in_window.append(_step(model, stamps, samples, labels))
         if watch.seconds > WINDOW_S:
-            steps += _watched(in_window, watch)
+            others = watch.others(others)
+            steps += [replace(step, others=others) for step in in_window]
             in_window = []
             watch = _Watch()
-    return steps + _watched(in_window, watch)
-
-
-def _watched(steps: Sequence[_MeasuredStep], watch: _Watch) -> list[_MeasuredStep]:
-    """Returns steps with the other work that was beside them."""
-    others = watch.others()
-    return [replace(step, others=others) for step in steps]
+    others = watch.others(others)
+    return steps + [replace(step, others=others) for step in in_window]
 
 
 def _step(

@@ -16,6 +16,8 @@ from hvdtrain.reporting.table import Table, rich_table, words_table
 # Where the output is no terminal.
 WIDTH = 160
 MAP = "The fastest, and how probably"
+# Rules that simulate nothing, as columns of a case.
+NAIVE = {"linear": "linear scaling", "slower_of_both": "slower of computing and wire"}
 # The probabilities from which on an answer is named, and has its colour in the map.
 LEAST = 0.1
 SURE = 0.8
@@ -156,22 +158,29 @@ def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float])
             row["mode"],
             row["workers"],
             row["servers"],
-            f"{row['samples_per_s']:,.5g}",
+            f"over {row['over']}" if row["over"] else "",
+            f"{row['published']:,.5g}",
             f"{row['predicted']:,.4g}",
             f"{row['low']:,.4g} to {row['high']:,.4g}",
             "fitted" if row["calibrate"] else f"{row['error']:+.1%}",
+            *(f"{row[f'{rule}_error']:+.1%}" for rule in NAIVE),
         ]
         for row in rows
     ]
-    headings = ["mode", "workers", "servers", "published", "predicted", "interval", "error"]
-    show(table_of("", headings, lines))
+    headings = ["mode", "workers", "servers", "times", "published", "predicted", "interval"]
+    show(table_of("", [*headings, "error", *NAIVE.values()], lines))
     console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
-    errors = [abs(row["error"]) for row in rows if not row["calibrate"]]
-    if errors:
-        median = f"{statistics.median(errors):.1%}"
-        console.print(
-            f"{len(errors)} blind cells: median error {median}, largest {max(errors):.1%}"
+    blind = [row for row in rows if not row["calibrate"]]
+    if not blind:
+        return
+    words = []
+    rules = {"error": ""} | {f"{rule}_error": f"; {name}: " for rule, name in NAIVE.items()}
+    for key, name in rules.items():
+        errors = [abs(row[key]) for row in blind]
+        words.append(
+            f"{name}median error {statistics.median(errors):.1%}, largest {max(errors):.1%}"
         )
+    console.print(f"{len(blind)} blind cells: {''.join(words)}")
 
 
 def plot(path: Path, rows: Sequence[Row], places: Sequence[Row]) -> None:
