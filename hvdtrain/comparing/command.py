@@ -44,7 +44,15 @@ from hvdtrain.comparing.comparison_state import (
 from hvdtrain.comparing.earlier import claimed, experiment, find_finished
 from hvdtrain.comparing.elimination import ROUNDS
 from hvdtrain.comparing.forecast import expected_seconds, forecast
-from hvdtrain.comparing.grid import SPANNED, Axes, Planned, check_used, dry_run_lines, plan
+from hvdtrain.comparing.grid import (
+    SPANNED,
+    Axes,
+    Planned,
+    check_used,
+    crowded,
+    dry_run_lines,
+    plan,
+)
 from hvdtrain.comparing.report_command import content_of, deciding_options, draw_report
 from hvdtrain.comparing.running import Comparison
 from hvdtrain.comparing.search import SPRINT_S, Search, on_equal_terms, sides, widen
@@ -321,6 +329,7 @@ def compare(
         decided_by,
         looks_for_rates=looks_for_rates,
     )
+    _note_crowds([] if gpus else crowded(requested, cores))
     if dry_run:
         _check_folder(config.dataset)
         _print_plan(job, secrets)
@@ -330,6 +339,11 @@ def compare(
     with claimed(folder):
         state.set_experiment(identity, nothing_counts=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
+
+
+def _note_crowds(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        click.echo(f"note: {sentence}", err=True)
 
 
 def _print_plan(job: Comparison, secrets: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import random
 import re
 import shlex
@@ -17,6 +18,7 @@ from hvdtrain.base.config.option_types import EQUAL
 from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.config.run_config import LENGTHS, OF_LOCAL_STEPS, RunConfig
 from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.numerics.compression import parse
 from hvdtrain.base.numerics.slowdown import among_workers
 from hvdtrain.base.system import own_code
@@ -343,6 +345,34 @@ def _rings_on_one_host(config: RunConfig, axes: Axes) -> Axes:
     least_batch = min(batches) // config.accumulate
     sizes = [n for n in axes.on_one_host if config.per_worker or n <= least_batch]
     return Axes(rings, sizes, options=tasks, are_on_one_host=True)
+
+
+def crowded(runs: Sequence[Planned], cores: Mapping[str, float] | None) -> list[str]:
+    """Returns a sentence for each host with more workers in one run than it has cores.
+
+    Args:
+        cores: the cores that ranks may use on each host; None: they are not known.
+    """
+    most_by_host: dict[str, int] = {}
+    for run in runs:
+        if run.config.device.startswith("cuda"):
+            continue
+        workers = {"": run.workers}
+        if run.hosts:
+            servers = run.config.servers
+            workers = Counter(hosts_of_ranks(run.hosts, servers)[servers:])
+        for host, number in workers.items():
+            most_by_host[host] = max(number, most_by_host.get(host, 0))
+    known = {"": usable_cores(), **(cores or {})}
+    sentences = []
+    for host, number in most_by_host.items():
+        if number > max(1.0, known.get(host, math.inf)):
+            where = f"on {host}" if host else "here"
+            sentences.append(
+                f"{number} workers share {with_noun(known[host], 'core')} {where}: they wait for "
+                "each other as workers on hosts of their own do not"
+            )
+    return sentences
 
 
 def _threads_of_workers(run: Planned, cores: Mapping[str, float] | None) -> set[int]:

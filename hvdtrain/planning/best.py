@@ -14,7 +14,16 @@ from hvdtrain.base.modes import Mode
 from hvdtrain.base.numerics.compression import CODECS
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
-from hvdtrain.planning.predict import DRAWS, Row, codec_of, is_lone, label, row, simulate, speed
+from hvdtrain.planning.predict import (
+    DRAWS,
+    Row,
+    codec_of,
+    is_lone,
+    label,
+    row,
+    simulate,
+    simulated_speed,
+)
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 
 # The number of uses of some hosts that are shown.
@@ -29,6 +38,16 @@ SHARED = 0.5
 OWN = 0.87
 # Draws of which one is the fastest.
 SAMPLED = 2000
+# From this probability on it is asked what the answer hangs on.
+SURE = 0.8
+# The jitter of a quiet machine's steps, and the factor by which a figure is taken to be another.
+QUIET_JITTER = 0.02
+ANOTHER = 2.0
+# A job that leads by less is not surely the fastest.
+CLEAR_LEAD = 1.05
+# Predictions of larger clusters and faster networks were never compared with measurements.
+VALIDATED_HOSTS = 4
+VALIDATED_GBIT = 1.0
 NAMES = ("ring", "servers", "one_machine")
 
 
@@ -139,7 +158,7 @@ class Contest:
             simulated = simulate(self.calibration.with_costs(job), detail=detail)
             samples_per_s = 0.0
             if not is_lone(job.workers, simulated.busiest_share):
-                samples_per_s = speed(self.calibration, job, simulated.step_s)
+                samples_per_s = simulated_speed(self.calibration, job, simulated)
             speeds.append((samples_per_s, job))
         return sorted(speeds, key=lambda of_job: -of_job[0])
 
@@ -148,7 +167,11 @@ class Contest:
         of all.
         """
         workers = hosts * self.template.workers_per_host
-        predictions = self._best_of_each(hosts, prices, detail)
+        fastest = self._fastest_of_each(hosts, prices, detail)
+        least = max(samples_per_s for samples_per_s, _ in fastest.values()) / HOPELESS
+        predictions: dict[str, Row | None] = dict.fromkeys(NAMES)
+        for name, (samples_per_s, job) in fastest.items():
+            predictions[name] = row(self.calibration, job, detail, is_drawn=samples_per_s > least)
         chances = _chances(
             self.template.seed, self.calibration.model_error, list(predictions.values())
         )
@@ -170,24 +193,83 @@ class Contest:
         place["ratio"] = None
         if ring and servers:
             place["ratio"] = ring["samples_per_s"] / servers["samples_per_s"]
+        place["not_validated"] = self._not_validated(hosts)
+        place["hangs_on"] = []
+        if max(chances) >= SURE:
+            place["hangs_on"] = self._hangs_on([job for _, job in fastest.values()])
         return place
 
-    def _best_of_each(self, hosts: int, prices: Prices, detail: Detail) -> dict[str, Row | None]:
-        """Returns a prediction of the fastest job of each side; None where a side has none."""
+    def _not_validated(self, hosts: int) -> list[str]:
+        """Returns what of this place no prediction was ever compared with."""
+        reasons = []
+        if hosts > VALIDATED_HOSTS:
+            reasons.append(f"more than {VALIDATED_HOSTS} hosts")
+        if self.template.bandwidth_gbit > VALIDATED_GBIT:
+            reasons.append(f"more than {VALIDATED_GBIT:g} Gbit/s")
+        slow = self.template.slow
+        has_asynchronous = any(not modes.declared(name).lockstep for name in self.mode_names)
+        if has_asynchronous and (slow.workers or slow.random_share):
+            reasons.append("stragglers in asynchronous modes")
+        if self.calibration.device != "cpu":
+            reasons.append("GPUs")
+        return reasons
+
+    def _hangs_on(self, jobs: Sequence[Scenario]) -> list[str]:
+        """Returns the figures of which one alone, if it were another, would leave the fastest of
+        these jobs without a clear lead.
+
+        Args:
+            jobs: the fastest of each side.
+        """
+        [(_, fastest), *_] = self.ranked(jobs, ROUGH)
+        leader = jobs.index(fastest)
+        found = []
+        for name, others in self._with_other_figures().items():
+            if any(other._lead(jobs, leader) < CLEAR_LEAD for other in others):
+                found.append(name)
+        for times in (1 / ANOTHER, ANOTHER):
+            gbit = times * self.template.bandwidth_gbit
+            on_another = [replace(job, bandwidth_gbit=gbit) for job in jobs]
+            if "bandwidth" not in found and self._lead(on_another, leader) < CLEAR_LEAD:
+                found.append("bandwidth")
+        return found
+
+    def _lead(self, jobs: Sequence[Scenario], leader: int) -> float:
+        """Returns the speed of one of some jobs over the fastest of the others, roughly simulated."""
+        speeds = {jobs.index(job): samples_per_s for samples_per_s, job in self.ranked(jobs, ROUGH)}
+        of_leader = speeds.pop(leader)
+        return of_leader / max(speeds.values(), default=1e-9)
+
+    def _with_other_figures(self) -> dict[str, "list[Contest]"]:
+        """Returns contests by what is another in them."""
+        calibration = self.calibration
+        jitter = calibration.step_jitter
+        of_jitter = []
+        for another in (min(QUIET_JITTER, jitter), ANOTHER * jitter):
+            of_jitter.append(replace(calibration, step_jitter=another))
+        of_messages = []
+        of_servers = [name for name in calibration.transports if name.startswith("ps")]
+        of_rings = [name for name in calibration.transports if name not in of_servers]
+        for names, times in itertools.product((of_servers, of_rings), (1 / ANOTHER, ANOTHER)):
+            of_messages.append(calibration.with_messages(names, times))
+        found = {"jitter": of_jitter, "message costs": of_messages}
+        return {
+            name: [replace(self, calibration=another) for another in calibrations]
+            for name, calibrations in found.items()
+        }
+
+    def _fastest_of_each(
+        self, hosts: int, prices: Prices, detail: Detail
+    ) -> dict[str, tuple[float, Scenario]]:
+        """Returns the fastest job of each side with its samples a second; a side may have none."""
         alone = one_machine(self.template, hosts * self.template.workers_per_host)
         fastest = {}
         for name, jobs in zip(NAMES, [*self.sides(hosts, prices), [alone]], strict=True):
             promising = [job for _, job in self.ranked(jobs, ROUGH)[:PROMISING]]
             ranked = self.ranked(promising, min(detail, COARSE))
-            if ranked:
+            if ranked and ranked[0][0]:
                 fastest[name] = ranked[0]
-        least = max(samples_per_s for samples_per_s, _ in fastest.values()) / HOPELESS
-        predictions: dict[str, Row | None] = dict.fromkeys(NAMES)
-        for name, (samples_per_s, job) in fastest.items():
-            if samples_per_s:
-                is_drawn = samples_per_s > least
-                predictions[name] = row(self.calibration, job, detail, is_drawn)
-        return predictions
+        return fastest
 
     def map(
         self, workers: Sequence[int], bandwidths: Sequence[float], local_steps: Sequence[int]

@@ -5,8 +5,11 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from hvdtrain.base.config.run_config import WIRES, RunConfig
+from hvdtrain.base.errors import UsageError
+from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.system.cgroups import usable_cores
 from hvdtrain.base.system.own_code import short
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
@@ -34,9 +37,42 @@ UNKNOWN = {
 Costs = dict[str, Quantity]
 
 
+class MeasuredHost(NamedTuple):
+    """The hosts that a calibration is for.
+
+    Attributes:
+        cores: of a host; None: as many as are here.
+        threads: that a worker is measured with.
+        asked_threads: those that were asked for; 0: a worker's share of its host's cores.
+        workers: on a host.
+    """
+
+    cores: float | None
+    threads: int
+    asked_threads: int
+    workers: int
+
+
+def measured_host(cores: float | None, threads: int | None, workers: int) -> MeasuredHost:
+    """Returns what is measured for hosts of so many cores.
+
+    Raises:
+        UsageError: so many threads cannot be measured here.
+    """
+    here = usable_cores()
+    if threads and threads > max(1.0, here):
+        raise UsageError(
+            f"--threads {threads}: {with_noun(here, 'core')} are here, on which so many cannot be "
+            "measured; calibrate on such a host, or ask predict about --cores"
+        )
+    share = max(1, int(min(here, cores or here) / workers))
+    return MeasuredHost(cores, threads or share, threads or 0, workers)
+
+
 def calibrate(
     config: RunConfig,
     batch: int,
+    host: MeasuredHost,
     say: Callable[[str], None],
     runs: Sequence[Run] = (),
     bandwidth: float | None = None,
@@ -46,6 +82,7 @@ def calibrate(
     Args:
         config: has the model, width, dataset, optimizer and image size.
         batch: of a worker.
+        host: that workers are on.
         say: shows the user a line.
         runs, bandwidth: as from_runs has them.
     """
@@ -64,7 +101,8 @@ def calibrate(
     from hvdtrain.planning import profile
 
     side = image_side(config, data)
-    computing = profile.profile(config, batch, data, side, PROFILE_S, say)
+    profiled = profile.profile(config, batch, data, side, host.threads, PROFILE_S, say)
+    computing = profiled.computing
     parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
     guessed = [name for name in probe.TRANSPORTS if not _is_measured(name, measured)]
     calibration = Calibration(
@@ -79,6 +117,7 @@ def calibrate(
         **computing,
         transports=transports(measured),
         cores_per_host=usable_cores(),
+        workers_per_host=host.workers,
         wires=_wires(guessed) or WIRES[:1],
         most_workers=probe.WORKERS,
         made={
@@ -87,10 +126,19 @@ def calibrate(
             "how": "measured",
             "load_average": [round(load, 2) for load in os.getloadavg()],
             "guessed": guessed,
+            "others_share": round(profiled.others, 3),
+            "jitter": "measured" if profiled.jitter_is_known else "guessed",
         },
     )
     if runs:
         calibration = from_runs(calibration, runs, bandwidth)
+    if host.cores:
+        calibration = calibration.on_hosts(host.cores, host.workers, host.asked_threads)
+    if profiled.others:
+        say(
+            f"beside other work, which had {profiled.others:.0%} of this machine: computing has a wide range; "
+            "calibrate again when the machine is quiet"
+        )
     for name in calibration.made["guessed"]:
         say(f"{name} could not be measured in time: its costs are guesses, with wide ranges")
     return calibration

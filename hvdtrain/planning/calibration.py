@@ -7,7 +7,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -28,6 +28,8 @@ TRANSPORT_FIELDS = [of_transport.name for of_transport in fields(Transport)]
 CODEC_FIELDS = [of_codec.name for of_codec in fields(Codec)]
 # Fields that only runs tell.
 OPTIONAL = ("local_share", "idle_cores")
+# Fields of a transport that are processor time, which other processors take another of.
+TIMES = [name for name in TRANSPORT_FIELDS if name.endswith(("_us", "_s_per_gb"))]
 # The keys of the file that hold a Quantity, or a plain number where somebody writes it by hand.
 FIGURES = {
     *TRANSPORT_FIELDS,
@@ -38,12 +40,15 @@ FIGURES = {
     "optimizer_ms_per_mb",
     "latency_us",
     "machine_speedup",
+    "of_more_cores",
 }
 # See README.md, "Checked on hosts of one machine".
 MODEL_ERROR = 0.06
 # The part of what other cores could add to a worker's speed that they do add, unless it was
 # measured: the likely one, the least and the most.
 OF_MORE_CORES = (0.85, 0.5, 1.0)
+# The factor by which what messages cost may be another for each doubling of a host's cores. A guess.
+OF_OTHER_HOSTS = 1.1
 # Nine in ten of a normal distribution are at most so many standard deviations off.
 Z90 = 1.645
 # The least cores of a host.
@@ -134,13 +139,18 @@ class Calibration:
     step_jitter: Annotated[float, Meta(ge=0, le=2)] = 0.0
     cores_per_host: Annotated[float, Meta(ge=LEAST_CORES, le=1e6)] = 1.0
     threads_per_worker: Count = 1
+    workers_per_host: Count = 1
     machine_speedup: Quantity | None = None
+    of_more_cores: Quantity | None = None
+    host_gb_per_s: Annotated[float, Meta(ge=1e-6, le=1e9)] | None = None
+    adds_up_on_host: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
     latency_us: Quantity = Quantity(50.0, 50.0, 50.0)
     bandwidth_gbit: Annotated[float, Meta(ge=0, le=1e5)] | None = None
     most_workers: Count = 2
     most_servers: Count = 1
     model_error: Annotated[float, Meta(ge=0, le=10)] = MODEL_ERROR
+    bias: dict[str, Annotated[float, Meta(ge=0.1, le=10)]] = field(default_factory=dict)
     wires: Annotated[tuple[str, ...], Meta(min_length=1)] = WIRES[:1]
     made: dict[str, Any] = field(default_factory=dict)
 
@@ -169,6 +179,19 @@ class Calibration:
             layers.append(replace(layer, forward_ms=forward_ms, backward_ms=backward_ms))
         return replace(self, layers=tuple(layers), fixed_ms=self.fixed_ms.times(factor))
 
+    def sooner(self, speedup: Quantity) -> "Calibration":
+        """Returns the calibration with all computing so many times as fast."""
+
+        def divided(took: Quantity) -> Quantity:
+            return _ratio(took, speedup)
+
+        layers = []
+        for layer in self.layers:
+            forward_ms = divided(layer.forward_ms)
+            backward_ms = divided(layer.backward_ms)
+            layers.append(replace(layer, forward_ms=forward_ms, backward_ms=backward_ms))
+        return replace(self, layers=tuple(layers), fixed_ms=divided(self.fixed_ms))
+
     def with_batch(self, batch: int) -> "Calibration":
         """Returns the calibration for a worker's step of so many samples."""
         growing_share = 1 - self.batch_fixed_share
@@ -192,8 +215,80 @@ class Calibration:
             return Quantity.exactly(workers_per_host)
         if self.machine_speedup:
             return self.machine_speedup
-        more = max(0.0, self.cores_per_host / self.threads_per_worker - 1)
-        return Quantity(*(1 + share * more for share in OF_MORE_CORES))
+        return self.speedup_of_threads(max(self.threads_per_worker, int(self.cores_per_host)))
+
+    def speedup_of_threads(self, threads: int) -> Quantity:
+        """Returns how many times as fast as with the measured threads a worker computes with so
+        many.
+
+        Each further core adds a part of what the first ones do.
+        """
+        measured = self.threads_per_worker
+        if threads == measured:
+            return Quantity.exactly(1.0)
+        share = self._share_of_more_cores()
+        if threads > self.cores_per_host:
+            # Nobody measured so many: the second core here may be the first one's other thread.
+            likely, least, most = OF_MORE_CORES
+            share = Quantity(likely, min(share.low, least), max(share.high, most))
+        if threads > measured:
+            more = threads / measured - 1
+            return Quantity(*(1 + each * more for each in (share.value, share.low, share.high)))
+        fewer = measured / threads - 1
+        return Quantity(*(1 / (1 + each * fewer) for each in (share.value, share.high, share.low)))
+
+    def _share_of_more_cores(self) -> Quantity:
+        """Returns what a further core adds to a worker's speed, as a part of what the first does."""
+        more = int(self.cores_per_host) / self.threads_per_worker - 1
+        if self.machine_speedup and more > 0:
+            speedup = self.machine_speedup
+            figures = (speedup.value, speedup.low, speedup.high)
+            return Quantity(*(max(0.0, (figure - 1) / more) for figure in figures))
+        return self.of_more_cores or Quantity(*OF_MORE_CORES)
+
+    def with_threads(self, threads: int) -> "Calibration":
+        """Returns the calibration for workers that compute with so many threads."""
+        return self.on_hosts(self.cores_per_host, self.workers_per_host, threads)
+
+    def on_hosts(self, cores: float, workers_per_host: int = 1, threads: int = 0) -> "Calibration":
+        """Returns the calibration for hosts of so many cores with so many workers each.
+
+        On hosts of more cores messages are taken to cost as much, with a wider range.
+
+        Args:
+            threads: with which a worker computes; 0: its share of the cores. GPUs have none.
+        """
+        if self.device != "cpu":
+            threads = self.threads_per_worker
+        threads = threads or max(1, int(cores / workers_per_host))
+        is_measured = (threads, int(cores)) == (self.threads_per_worker, int(self.cores_per_host))
+        faster = self.speedup_of_threads(threads)
+        machine_speedup = self.machine_speedup
+        if not is_measured:
+            of_machine = self.speedup_of_threads(max(threads, int(cores)))
+            machine_speedup = _ratio(of_machine, faster) if threads < int(cores) else None
+        found = replace(
+            self.sooner(faster),
+            cores_per_host=cores,
+            workers_per_host=workers_per_host,
+            threads_per_worker=threads,
+            machine_speedup=machine_speedup,
+        )
+        doublings = math.log2(max(1.0, cores / self.cores_per_host))
+        return found.with_messages(self.transports, 1.0, OF_OTHER_HOSTS**doublings)
+
+    def with_messages(
+        self, names: Iterable[str], times: float, give_or_take: float = 1.0
+    ) -> "Calibration":
+        """Returns the calibration in which messages of some transports take so many times the
+        processor time, give or take a factor.
+        """
+        found = self
+        for name in names:
+            costs = self.transports[name]
+            changed = {key: costs[key].times(times).give_or_take(give_or_take) for key in TIMES}
+            found = found.with_transport(name, changed)
+        return found
 
     def with_costs(self, job: Scenario, draw: random.Random | None = None) -> Scenario:
         """Returns a job with what its steps and messages cost.
@@ -216,6 +311,9 @@ class Calibration:
         optimizer_s_per_mb = 1e-3 * self.optimizer_ms_per_mb.drawn(draw)
         latency_s = 1e-6 * self.latency_us.drawn(draw)
         transport = self._transport_of(job, draw)
+        within_host_s = self._seconds_within_host(job)
+        if self.adds_up_on_host and job.servers:
+            job = replace(job, workers=job.hosts_with_workers, workers_per_host=1)
         codec = {
             key: figure.drawn(draw) for key, figure in self.codecs.get(job.compression, {}).items()
         }
@@ -233,7 +331,7 @@ class Calibration:
         return replace(
             job,
             layers=tuple(layers),
-            fixed_s=fixed_s / speedup,
+            fixed_s=fixed_s / speedup + within_host_s,
             optimizer_s_per_mb=optimizer_s_per_mb,
             latency_s=latency_s,
             transport=transport,
@@ -243,6 +341,16 @@ class Calibration:
             threads=self.threads_per_worker,
             on_processor=self.device == "cpu",
         )
+
+    def _seconds_within_host(self, job: Scenario) -> float:
+        """Returns the seconds in which gradients go once to where a host adds them up, and weights
+        back, over what the workers of a host share.
+        """
+        workers = min(job.workers, job.workers_per_host)
+        if not self.host_gb_per_s or workers < 2:
+            return 0.0
+        megabytes = sum(layer.gradient_megabytes for layer in self.layers)
+        return 2 * workers * megabytes / 1e3 / self.host_gb_per_s
 
     def _transport_of(self, job: Scenario, draw: random.Random | None) -> Transport:
         name = job.transport_name
@@ -268,6 +376,11 @@ def _check_fields(name: str, costs: dict[str, Quantity], keys: Sequence[str]) ->
     missing = [key for key in keys if key not in costs and key not in OPTIONAL]
     if missing:
         raise ValueError(f"{name} has no {missing[0]}")
+
+
+def _ratio(of: Quantity, to: Quantity) -> Quantity:
+    """Returns one figure over another, with the range of both."""
+    return Quantity(of.value / to.value, of.low / to.high, of.high / to.low)
 
 
 def _relative(quantities: Sequence[Quantity]) -> Quantity:

@@ -2,7 +2,9 @@
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,10 +12,17 @@ from msgspec import Meta, Struct, to_builtins
 
 from hvdtrain.base.config.untrusted import parse_toml
 from hvdtrain.base.errors import UsageError
-from hvdtrain.planning.calibration import read_as
+from hvdtrain.planning.calibration import (
+    TRANSPORTS,
+    Calibration,
+    LayerCost,
+    Quantity,
+    read_as,
+)
 from hvdtrain.planning.layout import FINE
+from hvdtrain.planning.naive import slower_of_both_s
 from hvdtrain.planning.predict import simulate
-from hvdtrain.planning.scenario import MODES, SERVER_MODES, Layer, Scenario, Transport
+from hvdtrain.planning.scenario import MODES, RING_MODES, SERVER_MODES, Scenario
 
 # What is not known of another system: the likely value, and the standard deviation of its logarithm
 # before any cell was looked at.
@@ -32,6 +41,15 @@ CELL_ERROR = 0.03
 # Draws of the unknowns for an interval, and how much wider than they are the interval is.
 DRAWS = 8
 WIDER = 1.1
+# Values of the unknowns with which all but the wire is free.
+NOTHING_COSTS = {
+    "efficiency": 1.0,
+    "processor_s_per_gb": 0.0,
+    "jitter": 0.0,
+    "host_gb_per_s": 1e9,
+}
+# Simulated steps of a cell.
+STEPS = 3
 # A bound of bytes under way that never holds.
 NO_WINDOW = 2**50
 # Pixels of an image's side, where it is not USUAL_SIDE.
@@ -69,11 +87,19 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PublishedCell(Struct, frozen=True):
-    """A figure of the table. With `calibrate` the unknowns are fitted on it."""
+    """A figure of the table: samples a second, or `times` as many as a ring, `over`, has.
+
+    With `calibrate` the unknowns are fitted on it. Its network and GPUs may be others than the
+    cluster's.
+    """
 
     mode: str
     workers: Count
-    samples_per_s: Positive
+    samples_per_s: Positive | None = None
+    times: Positive | None = None
+    over: str = ""
+    bandwidth_gbit: Positive | None = None
+    single_worker_samples_per_s: Positive | None = None
     servers: Annotated[int, Meta(ge=0, le=4096)] = 0
     placement: Literal["dedicated", "shared"] = "dedicated"
     calibrate: bool = False
@@ -85,6 +111,14 @@ class PublishedCell(Struct, frozen=True):
             raise ValueError(f"mode {self.mode} does not go with {self.servers} servers")
         if self.mode == "single" and self.workers > 1:
             raise ValueError("single has one worker")
+        if self.over and self.over not in RING_MODES:
+            raise ValueError(f"over '{self.over}' is no ring: choose from {', '.join(RING_MODES)}")
+        if bool(self.samples_per_s) == bool(self.times) or bool(self.times) != bool(self.over):
+            raise ValueError("a cell has either samples_per_s, or times and over")
+
+    @property
+    def published(self) -> float:
+        return self.samples_per_s or self.times or 0.0
 
 
 class PublishedTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,16 +130,48 @@ class PublishedTable(Struct, frozen=True, forbid_unknown_fields=True):
     title: str = ""
     source: str = ""
 
-    def layers(self) -> tuple[Layer, ...]:
-        """Returns layers that compute as long as one worker did in all, a third of it forward."""
+    def speed_of_one(self, cell: PublishedCell) -> float:
+        """Returns the samples a second of one worker."""
+        return cell.single_worker_samples_per_s or self.cluster.single_worker_samples_per_s
+
+    def calibration(self, cell: PublishedCell, unknowns: Mapping[str, float]) -> Calibration:
+        """Returns what a step and its messages cost, with these values of the unknowns.
+
+        Layers compute as long as one worker did in all, a third of it forward.
+        """
         known = [(layer.megabytes, layer.share_of_compute) for layer in self.model.layers]
         if not known:
             known = layers_of(self.model.name)
-        computing_s = self.model.batch_per_worker / self.cluster.single_worker_samples_per_s
-        third = computing_s / 3 / (sum(share for _, share in known) or 1.0)
-        return tuple(
-            Layer(round(megabytes * 1e6 / 4), third * share, 2 * third * share)
-            for megabytes, share in known
+        computing_ms = 1e3 * self.model.batch_per_worker / self.speed_of_one(cell)
+        third = computing_ms / 3 / (sum(share for _, share in known) or 1.0)
+        layers = []
+        for number, (megabytes, share) in enumerate(known):
+            forward_ms = Quantity.exactly(third * share)
+            layers.append(LayerCost(str(number), megabytes, forward_ms, forward_ms.times(2)))
+        s_per_gb = unknowns["processor_s_per_gb"]
+        costs = {
+            "message_us": 0.0,
+            "operation_us": 0.0,
+            "send_s_per_gb": s_per_gb,
+            "receive_s_per_gb": s_per_gb,
+            "server_send_s_per_gb": s_per_gb,
+            "server_receive_s_per_gb": s_per_gb,
+            "efficiency": unknowns["efficiency"],
+        }
+        of_messages = {name: Quantity.exactly(cost) for name, cost in costs.items()}
+        return Calibration(
+            {"name": self.model.name},
+            self.model.batch_per_worker,
+            tuple(layers),
+            Quantity.exactly(0.0),
+            Quantity.exactly(0.0),
+            dict.fromkeys(TRANSPORTS, of_messages),
+            step_jitter=unknowns["jitter"],
+            cores_per_host=self.cluster.cores_per_host,
+            device="cuda",
+            latency_us=Quantity.exactly(self.cluster.latency_us),
+            host_gb_per_s=unknowns["host_gb_per_s"],
+            adds_up_on_host=True,
         )
 
 
@@ -118,6 +184,7 @@ def load(path: Path) -> PublishedTable:
     return read_as(PublishedTable, "case", path, lambda content: parse_toml(content.decode()))
 
 
+@cache
 def layers_of(name: str) -> list[tuple[float, float]]:
     """Returns the layers with parameters of torchvision's network for ImageNet's 1,000 classes,
     without auxiliary heads.
@@ -160,55 +227,59 @@ def layers_of(name: str) -> list[tuple[float, float]]:
     return layers
 
 
-def samples_per_s(
-    table: PublishedTable,
-    layers: tuple[Layer, ...],
-    cell: PublishedCell,
-    unknowns: Mapping[str, float],
-) -> float:
-    """Returns a cell as it is simulated with these values of the unknowns."""
-    cluster = table.cluster
-    workers = cell.workers
-    per_host = cluster.workers_per_host
-    on_a_host = min(workers, per_host)
-    weights = 4 * sum(layer.parameters for layer in layers)
-    within_host_s = 0.0
-    if on_a_host > 1:
-        # Gradients go once to where they are added up and weights back, over what the workers of a
-        # host share.
-        within_host_s = 2 * on_a_host * weights / 1e9 / unknowns["host_gb_per_s"]
-    if cell.servers:
-        # The workers of a host add up before one of them pushes.
-        workers = -(-workers // per_host)
-        per_host = 1
-    s_per_gb = unknowns["processor_s_per_gb"]
-    transport = Transport(
-        send_s_per_gb=s_per_gb,
-        receive_s_per_gb=s_per_gb,
-        server_send_s_per_gb=s_per_gb,
-        server_receive_s_per_gb=s_per_gb,
-        efficiency=unknowns["efficiency"],
-    )
-    job = Scenario(
+def job_of(table: PublishedTable, cell: PublishedCell) -> Scenario:
+    """Returns the job that a cell is a measurement of."""
+    return Scenario(
         cell.mode,
-        layers,
-        workers,
-        cell.servers,
-        bandwidth_gbit=cluster.bandwidth_gbit,
-        latency_s=cluster.latency_us * 1e-6,
-        transport=transport,
-        fixed_s=within_host_s,
-        jitter=unknowns["jitter"],
-        cores=cluster.cores_per_host,
-        on_processor=False,
-        workers_per_host=per_host,
+        workers=cell.workers,
+        servers=cell.servers,
+        bandwidth_gbit=cell.bandwidth_gbit or table.cluster.bandwidth_gbit,
+        workers_per_host=table.cluster.workers_per_host,
         placement=cell.placement,
         under_way_bytes=NO_WINDOW,
         softsync=False,
     )
-    detail = FINE._replace(pieces=100 if job.in_lockstep else 40)
-    step_s = simulate(job, 3, detail).step_s
-    return cell.workers * table.model.batch_per_worker / step_s
+
+
+def figure(table: PublishedTable, cell: PublishedCell, unknowns: Mapping[str, float]) -> float:
+    """Returns a cell as it is predicted with these values of the unknowns, the way of the map."""
+
+    def seconds(job: Scenario) -> float:
+        costed = table.calibration(cell, unknowns).with_costs(job)
+        detail = FINE._replace(pieces=100 if job.in_lockstep else 40)
+        return simulate(costed, STEPS, detail).step_s
+
+    return _as_published(table, cell, seconds)
+
+
+def _as_published(
+    table: PublishedTable, cell: PublishedCell, seconds: Callable[[Scenario], float]
+) -> float:
+    """Returns what a cell has published, samples a second or times as many as another mode, from
+    what says how long a step of a job takes.
+    """
+    job = job_of(table, cell)
+    if cell.over:
+        return seconds(replace(job, mode=cell.over, servers=0)) / seconds(job)
+    return cell.workers * table.model.batch_per_worker / seconds(job)
+
+
+def naive_figures(table: PublishedTable, cell: PublishedCell) -> dict[str, float]:
+    """Returns a cell as rules have it that simulate nothing.
+
+    `linear`: as many times one worker, or as the fitted cell has of each worker.
+    `slower_of_both`: computing or the wire at its full rate, whichever takes longer.
+    """
+    costed = table.calibration(cell, NOTHING_COSTS).with_costs
+    fitted = [other for other in table.cell if other.calibrate and other.samples_per_s]
+    of_each = table.speed_of_one(cell)
+    for other in fitted:
+        efficiency = (other.samples_per_s or 0.0) / other.workers / table.speed_of_one(other)
+        of_each = efficiency * table.speed_of_one(cell)
+    return {
+        "linear": 1.0 if cell.over else cell.workers * of_each,
+        "slower_of_both": _as_published(table, cell, lambda job: slower_of_both_s(costed(job))),
+    }
 
 
 def predict(table: PublishedTable) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -221,14 +292,13 @@ def predict(table: PublishedTable) -> tuple[list[dict[str, Any]], dict[str, floa
     import numpy as np
     from scipy.optimize import least_squares
 
-    layers = table.layers()
     fitted_cells = [cell for cell in table.cell if cell.calibrate]
 
     def residuals(deviations: Any) -> Any:
         unknowns = _unknowns(deviations)
         errors = []
         for cell in fitted_cells:
-            ratio = samples_per_s(table, layers, cell, unknowns) / cell.samples_per_s
+            ratio = figure(table, cell, unknowns) / cell.published
             errors.append(math.log(ratio) / CELL_ERROR)
         return np.array([*errors, *deviations])
 
@@ -243,13 +313,17 @@ def predict(table: PublishedTable) -> tuple[list[dict[str, Any]], dict[str, floa
         drawn.append(_unknowns(fit.x + root @ normal))
     rows = []
     for cell in table.cell:
-        speeds = [samples_per_s(table, layers, cell, unknowns) for unknowns in [fitted, *drawn]]
+        figures = [figure(table, cell, unknowns) for unknowns in [fitted, *drawn]]
         prediction = {
-            "predicted": speeds[0],
-            "low": min(speeds) / WIDER,
-            "high": max(speeds) * WIDER,
-            "error": speeds[0] / cell.samples_per_s - 1,
+            "published": cell.published,
+            "predicted": figures[0],
+            "low": min(figures) / WIDER,
+            "high": max(figures) * WIDER,
+            "error": figures[0] / cell.published - 1,
         }
+        for rule, naive in naive_figures(table, cell).items():
+            prediction[rule] = naive
+            prediction[f"{rule}_error"] = naive / cell.published - 1
         rows.append(to_builtins(cell) | prediction)
     return rows, fitted
 

@@ -108,7 +108,10 @@ def job_of_run(
     batch = max(1, round(batch_of_all / manifest.workers))
     until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
     in_lockstep = modes.declared(kind.mode).lockstep
-    has_all_cores = manifest.threads_per_worker != calibration.threads_per_worker
+    threads = manifest.threads_per_worker or calibration.threads_per_worker
+    is_one_machine = kind.mode == "single" and threads > calibration.threads_per_worker
+    if not is_one_machine:
+        calibration = calibration.with_threads(threads)
     ranks_by_host = [host.ranks for host in manifest.hosts.values() if host.ranks]
     servers_are_beside = any(min(ranks) < kind.servers <= max(ranks) for ranks in ranks_by_host)
     workers_by_host = [sum(rank >= kind.servers for rank in ranks) for ranks in ranks_by_host]
@@ -127,7 +130,7 @@ def job_of_run(
         wait_for=manifest.wait_for or "",
         local_steps=run.local_steps,
         wire=run.wire,
-        replaces=int(kind.mode == "single" and has_all_cores),
+        replaces=int(is_one_machine),
         round_steps=0 if in_lockstep else until_evaluated or 0,
     )
     return calibration.with_batch(batch), job

@@ -1,5 +1,6 @@
 """`hvdtrain plan`: its commands."""
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -9,13 +10,15 @@ from typing import Any
 
 import click
 
+from hvdtrain.base import modes
+from hvdtrain.base.config.command_line import given_options
 from hvdtrain.base.config.option_types import FileToWrite, Real, Several
 from hvdtrain.base.config.run_config import WIRES, RunConfig
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import some_of, with_noun
 from hvdtrain.planning.calibration import Calibration, Quantity, load
-from hvdtrain.planning.scenario import MODES, RING_MODES, Scenario
+from hvdtrain.planning.scenario import MODES, RING_MODES, SERVER_MODES, Scenario
 from hvdtrain.planning.units import BANDWIDTH, LATENCY, Counts, SlowRules
 from hvdtrain.runs.request import check, train_options
 
@@ -27,6 +30,13 @@ SHARE = Real(0, 1, True, True)
 BANDWIDTHS = Several(BANDWIDTH, "bandwidths")
 NAMES = Several(click.Choice(MODES))
 DEFAULTS = {"show_default": True}
+CORES = Real(0, 4096, True)
+THREADS = click.IntRange(1, 4096)
+GPUS_PER_HOST = click.IntRange(1, 64)
+# The options of `predict` that nothing has a use for without servers, and those that --hosts
+# answers itself.
+OF_SERVERS = ("servers", "server_gbit", "wire", "placement")
+ANSWERED_BY_HOSTS = ("workers", "servers", "placement")
 # The options of training that decide what a step costs.
 MEASURED = {
     "model",
@@ -56,6 +66,13 @@ def plan() -> None:
     show_default=True,
     help="Of a worker.",
 )
+@click.option("--cores", type=CORES, help="Of a host of the cluster  [default: as here].")
+@click.option(
+    "--threads", type=THREADS, help="Of a worker  [default: its share of the cores that are here]."
+)
+@click.option(
+    "--gpus-per-host", type=GPUS_PER_HOST, default=1, show_default=True, help="Workers on a host."
+)
 @click.option(
     "--from",
     "runs",
@@ -71,7 +88,14 @@ def plan() -> None:
     help="File of the calibration, JSON with units in its names.",
 )
 def calibrate(
-    batch_size: int, runs: tuple[Path, ...], bandwidth: float | None, out: Path, **measured: Any
+    batch_size: int,
+    cores: float | None,
+    threads: int | None,
+    gpus_per_host: int,
+    runs: tuple[Path, ...],
+    bandwidth: float | None,
+    out: Path,
+    **measured: Any,
 ) -> None:
     """Measure, for about a minute, what a step and its messages cost here.
 
@@ -83,8 +107,9 @@ def calibrate(
 
     finished_runs = [finished(run) for run in runs]
     config = check(RunConfig(**measured))
+    host = measuring.measured_host(cores, threads, gpus_per_host)
     say = partial(click.echo, err=True)
-    calibration = measuring.calibrate(config, batch_size, say, finished_runs, bandwidth)
+    calibration = measuring.calibrate(config, batch_size, host, say, finished_runs, bandwidth)
     calibration.save(out)
     alone = calibration.with_costs(Scenario("single"))
     click.echo(
@@ -134,7 +159,11 @@ def calibrate(
     default="dedicated",
     help="Servers' hosts: of their own, or the workers'.",
 )
-@click.option("--gpus-per-host", type=click.IntRange(1, 64), default=1, help="Workers on a host.")
+@click.option("--cores", type=CORES, help="Of each host  [default: the calibration's].")
+@click.option("--threads", type=THREADS, help="Of a worker  [default: its share of the cores].")
+@click.option(
+    "--gpus-per-host", type=GPUS_PER_HOST, help="Workers on a host  [default: the calibration's]."
+)
 @click.option(
     "--local-steps", type=Counts(), default="1", help="Of a worker, from an exchange to the next."
 )
@@ -167,7 +196,9 @@ def predict(
     latency: float | None,
     names: list[str],
     batch_size: int | None,
-    gpus_per_host: int,
+    cores: float | None,
+    threads: int | None,
+    gpus_per_host: int | None,
     local_steps: list[Any],
     file: Path | None,
     plot: Path | None,
@@ -186,13 +217,17 @@ def predict(
     from hvdtrain.planning import best, show
     from hvdtrain.planning import predict as prediction
 
+    _check_used(names, bool(hosts))
     loaded = _loaded(calibration, batch_size, latency, wire)
-    template = Scenario(MODES[0], workers_per_host=gpus_per_host, wire=loaded.wires[0], **more)
+    measured = loaded
+    loaded = _on_asked_hosts(measured, cores, threads, gpus_per_host)
+    workers_per_host = loaded.workers_per_host
+    template = Scenario(MODES[0], workers_per_host=workers_per_host, wire=loaded.wires[0], **more)
     title = ""
     if hosts:
         _check_one_network(bandwidths, local_steps)
         title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
-        prediction.check_slow(template, hosts * gpus_per_host)
+        prediction.check_slow(template, hosts * workers_per_host)
         template = replace(template, bandwidth_gbit=bandwidths[0], local_steps=local_steps[0])
         contest = best.Contest(loaded, template, names)
         prices = best.Prices(price_host, price_host if price_server is None else price_server)
@@ -210,6 +245,8 @@ def predict(
     show.predictions(rows, title)
     if places:
         show.show(show.map_table(places))
+        for line in show.notes_of_map(places):
+            click.echo(line)
     found = {"calibration": str(calibration), "model": loaded.model, "rows": rows, "map": places}
     if file:
         write_whole(file, json.dumps(found, indent=1) + "\n")
@@ -218,9 +255,88 @@ def predict(
         drawn_rows = [row for row in rows if row["local_steps"] in steps]
         drawn_places = [place for place in places if place["local_steps"] in steps]
         show.plot(plot, drawn_rows, drawn_places)
-    for line in _warnings(loaded, template, rows):
+    for line in itertools.chain(_scaled(measured, loaded), _warnings(loaded, template, rows)):
         click.echo(line)
     return found
+
+
+def _check_used(names: Sequence[str], is_about_hosts: bool) -> None:
+    """Refuses options on the command line that change nothing.
+
+    Raises:
+        UsageError: the first of them.
+    """
+    context = click.get_current_context()
+    given = sorted(given_options(context, context.params))
+    option_of = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    if is_about_hosts:
+        for name in given:
+            if name in ANSWERED_BY_HOSTS:
+                raise UsageError(
+                    f"{option_of[name]} is what --hosts finds out: give one of the two"
+                )
+    if not set(names) & set(SERVER_MODES):
+        for name in given:
+            if name in OF_SERVERS:
+                raise UsageError(
+                    f"{option_of[name]} changes nothing: no mode of --modes {','.join(names)} has "
+                    "servers"
+                )
+    if "staleness" in given and not any(map(_bounds_staleness, names)):
+        raise UsageError("--staleness changes nothing: --modes has not ps-ssp")
+
+
+def _bounds_staleness(name: str) -> bool:
+    return "staleness" in modes.declared(name).options
+
+
+def _on_asked_hosts(
+    calibration: Calibration, cores: float | None, threads: int | None, workers_per_host: int | None
+) -> Calibration:
+    """Returns the calibration for the hosts that options ask about.
+
+    Raises:
+        UsageError: a worker has more threads than its host has cores, or is a GPU.
+    """
+    cores = cores or calibration.cores_per_host
+    workers_per_host = workers_per_host or calibration.workers_per_host
+    if threads and calibration.device != "cpu":
+        raise UsageError("--threads changes nothing: this calibration's workers compute on GPUs")
+    speedup = calibration.machine_speedup
+    has_all_cores = calibration.threads_per_worker >= int(calibration.cores_per_host)
+    if calibration.device == "cpu" and speedup and speedup.value > 1 and has_all_cores:
+        raise UsageError(
+            f"the calibration's machine_speedup is {speedup.value:g}, though a worker's "
+            f"{with_noun(calibration.threads_per_worker, 'thread')} are all cores of its host: "
+            "make it null"
+        )
+    if threads and threads > max(1.0, cores):
+        raise UsageError(
+            f"--threads {threads}: a host has {with_noun(cores, 'core')}; give more --cores"
+        )
+    return calibration.on_hosts(cores, workers_per_host, threads or 0)
+
+
+def _scaled(measured: Calibration, asked: Calibration) -> Iterator[str]:
+    """Yields what of the asked hosts was not measured, but scaled."""
+    if asked.threads_per_worker != measured.threads_per_worker:
+        speedup = measured.speedup_of_threads(asked.threads_per_worker)
+        yield (
+            f"Computing was measured with {with_noun(measured.threads_per_worker, 'thread')}; with "
+            f"{asked.threads_per_worker} a worker is taken to be {speedup.value:.2g} times as fast "
+            f"({speedup.low:.2g} to {speedup.high:.2g}): calibrate on such a host."
+        )
+    if asked.cores_per_host > measured.cores_per_host:
+        yield (
+            f"Messages were measured on a host of {with_noun(measured.cores_per_host, 'core')}; on "
+            f"{asked.cores_per_host:g} they are taken to cost as much, with wider intervals."
+        )
+    computing = asked.workers_per_host * asked.threads_per_worker
+    if asked.device == "cpu" and computing > max(1.0, asked.cores_per_host):
+        yield (
+            f"{with_noun(computing, 'thread')} of {with_noun(asked.workers_per_host, 'worker')} "
+            f"share {with_noun(asked.cores_per_host, 'core')} of a host."
+        )
 
 
 def _check_one_network(bandwidths: Sequence[float], local_steps: Sequence[int]) -> None:
@@ -277,10 +393,14 @@ def needs(
 
     template = Scenario(MODES[0], placement="shared")
     jobs = predict.scenarios(template, names, workers, servers, [1.0], local_steps)
-    rows = predict.needs(load(calibration), jobs, efficiency)
+    measured = load(calibration)
+    loaded = _on_asked_hosts(measured, None, None, 1)
+    rows = predict.needs(loaded, jobs, efficiency)
     if file:
         write_whole(file, json.dumps({"rows": rows}, indent=1) + "\n")
     show.needs(rows)
+    for line in _scaled(measured, loaded):
+        click.echo(line)
 
 
 @plan.command()
@@ -304,13 +424,33 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
     """Yields what the calibration says little about, and what of the question is not in all
     rows.
     """
+    from hvdtrain.planning.predict import WIDER_PER_DOUBLED_BANDWIDTH, WIDER_PER_DOUBLING
+
     if any(row["beyond"] for row in rows):
         workers = with_noun(calibration.most_workers, "worker")
         servers = with_noun(calibration.most_servers, "server")
+        network = "without a network"
+        if calibration.bandwidth_gbit:
+            network = f"at {calibration.bandwidth_gbit:g} Gbit/s"
         yield (
-            f"The calibration was made with {workers} and {servers}; "
-            "intervals beyond are wider by 2 % for each doubling, which is a guess."
+            f"The calibration was made with {workers} and {servers}, {network}; intervals beyond "
+            f"are wider by {WIDER_PER_DOUBLING:.0%} for each doubling, of bandwidth by "
+            f"{WIDER_PER_DOUBLED_BANDWIDTH:.0%}, which are guesses."
         )
+    biases = {mode: bias for mode, bias in calibration.bias.items() if abs(bias - 1) > 0.01}
+    shown = {row["mode"] for row in rows}
+    for mode in sorted(shown & biases.keys()):
+        bias = biases[mode]
+        told = f"{bias:.2f} times as long" if bias > 1 else f"{1 / bias:.2f} times as short"
+        yield f"{mode}: corrected, since its runs were predicted {told} as they were."
+    others = calibration.made.get("others_share")
+    if isinstance(others, float) and others > 0:
+        yield (
+            f"The calibration was made beside other work, which had {others:.0%} of the machine: "
+            "calibrate again when it is quiet."
+        )
+    if calibration.made.get("jitter") == "guessed":
+        yield (f"No step was undisturbed: their jitter is taken to be {calibration.step_jitter:g}.")
     codec = template.compression
     sent_by_rings = {row["compression"] for row in rows if row["mode"] in RING_MODES}
     if codec != "none" and sent_by_rings == {"none"}:

@@ -1,5 +1,6 @@
 """Corrects a calibration by finished runs."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,12 @@ LEAST_LOCAL = 0.1
 MOST_CHANGE = 5.0
 # What one run may be off by, in costs.
 SPREAD = 1.25
+# Runs that are missed by more show that something else is wrong, and correct nothing.
+MOST_BIAS = 1.3
+# What messages are tried to cost, in times of what they are known to, where runs at rates as far
+# apart tell it.
+COSTS = [2 ** (number / 2) for number in range(-4, 5)]
+TWO_RATES = 1.5
 EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
@@ -58,9 +65,8 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     known_cores = [host.cores_usable for host in hosts if host.cores_usable]
     cores = min(known_cores, default=base.cores_per_host)
     calibration = replace(
-        base,
+        base.on_hosts(max(LEAST_CORES, cores), base.workers_per_host, _threads(runs, base)),
         bandwidth_gbit=bandwidth or base.bandwidth_gbit,
-        cores_per_host=max(LEAST_CORES, cores),
         most_workers=max([base.most_workers, *(run.kind.workers for run in runs)]),
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
         wires=tuple(sorted({run.wire for run in runs if run.kind.servers})) or base.wires,
@@ -75,9 +81,36 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
             calibration = _with_costs(calibration, waiting, name, bandwidth)
         if of_transport:
             calibration = _with_efficiency(calibration, of_transport, name, bandwidth)
+    calibration = replace(calibration, bias=_biases(calibration, runs, bandwidth))
     guessed = [name for name in base.made.get("guessed", []) if name not in by_transport]
     names = [run.name for run in runs]
     return replace(calibration, made=base.made | {"runs": names, "guessed": guessed})
+
+
+def _biases(
+    calibration: Calibration, runs: Sequence[Run], bandwidth: float | None
+) -> dict[str, float]:
+    """Returns the factor by which the runs of each distributed mode are predicted too slow."""
+    factors: dict[str, list[float]] = {}
+    for run in runs:
+        if run.kind.is_distributed:
+            simulated = simulate(scenario_of(calibration, run, bandwidth))
+            factor = simulated.step_s / measured_step_s(run)
+            factors.setdefault(run.kind.mode, []).append(factor)
+    biases = {}
+    for mode, of_mode in factors.items():
+        bias = statistics.geometric_mean(of_mode)
+        if bias < MOST_BIAS and 1 / bias < MOST_BIAS:
+            biases[mode] = round(bias, 4)
+    return biases
+
+
+def _threads(runs: Sequence[Run], base: Calibration) -> int:
+    """Returns the threads with which all distributed runs computed, else those of the calibration."""
+    threads = {run.manifest.threads_per_worker for run in runs if run.kind.is_distributed}
+    if len(threads) == 1:
+        return threads.pop() or base.threads_per_worker
+    return base.threads_per_worker
 
 
 def _transport_name(run: Run) -> str:
@@ -274,17 +307,26 @@ def _with_efficiency(
     """Returns the calibration with the efficiency with which simulated steps are as long as
     measured ones.
 
-    Of several that are equally good it is the one next to the known efficiency.
+    Where processor time does not tell what messages cost, as over MPI, runs at two rates tell it
+    from the efficiency. Of several that are equally good it is the one next to what is known.
     """
     measured = [measured_step_s(run) for run in runs]
     known = base.transports[name]["efficiency"].value
+    costs_are_open = all(run.spins for run in runs) and _has_two_rates(base, runs, bandwidth)
     tried = []
-    for share in EFFICIENCIES:
+    for share, times in itertools.product(EFFICIENCIES, COSTS if costs_are_open else [1.0]):
         efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
         calibration = base.with_transport(name, {"efficiency": efficiency})
+        calibration = calibration.with_messages([name], times)
         simulated = [simulate(scenario_of(calibration, run, bandwidth)).step_s for run in runs]
         errors = [math.log(a / b) for a, b in zip(simulated, measured, strict=True)]
         error = round(sum(log**2 for log in errors), 4)
-        tried.append((error, abs(share - known), calibration))
+        tried.append((error, abs(share - known) + abs(math.log(times)), calibration))
     _, _, best = min(tried, key=lambda one: one[:2])
     return best
+
+
+def _has_two_rates(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> bool:
+    """Returns whether runs were on networks of clearly different bandwidth."""
+    rates = [scenario_of(base, run, bandwidth).bandwidth_gbit for run in runs]
+    return max(rates) > TWO_RATES * min(rates)

@@ -38,9 +38,12 @@ STEPS_STRAGGLERS = 40
 BUCKETS = 600
 # Draws of a calibration for an interval.
 DRAWS = 12
-# The interval is so much wider for each doubling of servers or workers beyond what a calibration
-# was made with.
+# The interval is so much wider for each doubling of workers, of servers, of workers on a host or of
+# bandwidth away from what a calibration was made with.
 WIDER_PER_DOUBLING = 0.02
+WIDER_PER_DOUBLED_BANDWIDTH = 0.03
+# The bandwidth from which on doublings count where none was measured.
+USUAL_GBIT = 1.0
 # The share of one worker in all work from which on the others are spectators: that is no cluster.
 LONE = 0.9
 # The most bandwidth that a job may need.
@@ -141,10 +144,11 @@ def row(
     codec = codec_of(calibration, job.mode, job.compression)
     job = replace(job, compression=codec)
     simulated = simulate(calibration.with_costs(job), detail=detail)
-    step_s = simulated.step_s
+    step_s = simulated.step_s / calibration.bias.get(job.mode, 1.0)
     drawn = _drawn_steps(calibration, job, step_s, detail) if is_drawn else [step_s] * DRAWS
     spread = statistics.pstdev(map(math.log, drawn))
     beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, job)
+    beyond += WIDER_PER_DOUBLED_BANDWIDTH / Z90 * doublings_of_bandwidth(calibration, job)
     wider = math.exp(Z90 * math.hypot(spread, calibration.model_error + beyond))
     samples = speed(calibration, job, step_s)
     hosts_of_servers = job.servers if job.placement == "dedicated" else 0
@@ -201,6 +205,11 @@ def speed(calibration: Calibration, job: Scenario, step_s: float) -> float:
     return max(job.workers, job.replaces) * calibration.batch_per_worker / step_s
 
 
+def simulated_speed(calibration: Calibration, job: Scenario, simulated: SimulatedStep) -> float:
+    """Returns samples a second, corrected by what runs of the job's mode are known to be missed by."""
+    return speed(calibration, job, simulated.step_s / calibration.bias.get(job.mode, 1.0))
+
+
 def is_lone(workers: int, busiest_share: float) -> bool:
     """Returns whether one of several workers does nearly all."""
     return workers > 1 and busiest_share >= LONE
@@ -237,11 +246,25 @@ def codec_of(calibration: Calibration, mode: str, name: str) -> str:
 
 
 def doublings_beyond(calibration: Calibration, job: Scenario) -> int:
-    """Returns how often workers and servers were doubled beyond what the calibration was made
-    with.
+    """Returns how often workers, servers and workers on a host were doubled beyond what the
+    calibration was made with.
     """
-    workers = _doublings(job.workers, calibration.most_workers)
-    return workers + _doublings(job.servers, calibration.most_servers)
+    doublings = _doublings(job.workers, calibration.most_workers)
+    doublings += _doublings(job.servers, calibration.most_servers)
+    if job.workers > 1:
+        doublings += _doublings(job.workers_per_host, calibration.workers_per_host)
+    return doublings
+
+
+def doublings_of_bandwidth(calibration: Calibration, job: Scenario) -> float:
+    """Returns how often the bandwidth is doubled or halved from the one that was measured.
+
+    Where none was measured, a network slower than USUAL_GBIT is as well known as another.
+    """
+    if (job.hosts_with_workers < 2 and job.placement == "shared") or job.workers < 2:
+        return 0.0
+    doublings = math.log2(job.bandwidth_gbit / (calibration.bandwidth_gbit or USUAL_GBIT))
+    return abs(doublings) if calibration.bandwidth_gbit else max(0.0, doublings)
 
 
 def _doublings(count: int, known: int) -> int:

@@ -1,7 +1,8 @@
 """Measures what a step computes: each layer forward and backward, the optimizer, the codecs.
 
-Times are processor seconds of one thread, which computes backward too, so that other work on this
-machine does not count.
+Times of one thread, which computes backward too, are its processor seconds, so that other work on
+this machine counts little. Of several threads they are wall seconds: steps beside other work are
+left out, as far as there are others.
 """
 
 import itertools
@@ -9,10 +10,10 @@ import math
 import statistics
 import time
 import timeit
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.numerics.compression import CODECS, Compressor
 from hvdtrain.base.numerics.optimizers import make_optimizer
 from hvdtrain.base.system.cgroups import usable_cores
+from hvdtrain.base.world.load import FOREIGN_SHARE, HostLoad, by_host
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.loader import example
 from hvdtrain.job.training.model import initial_model, trial_inputs
@@ -40,13 +42,22 @@ FLOATS_PER_MB = 250_000
 REPEATS = 4
 # The range of quartiles of a normal distribution, in standard deviations.
 QUARTILES = 1.349
-# The factor by which the speedup of all cores may be off.
+# The factor by which what more cores add may be off.
 SPEEDUP_OFF = 1.15
-_now = time.thread_time
+# Steps are watched for other work in windows of so many seconds: Linux counts in hundredths.
+WINDOW_S = 0.5
+LEAST_WINDOW_S = 0.2
+# With fewer steps that nothing disturbed, the jitter of steps is a guess.
+LEAST_QUIET = 8
+UNKNOWN_JITTER = 0.03
+Clock = Callable[[], float]
 
 
 class _Stamps:
     """When each layer with parameters begins forward, and when its gradients are ready.
+
+    Args:
+        clock: returns seconds.
 
     Attributes:
         layers: name and megabytes of each.
@@ -55,7 +66,8 @@ class _Stamps:
             computing is in the layer before.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, clock: Clock) -> None:
+        self.clock = clock
         self.layers: list[tuple[str, float]] = []
         self.began: dict[int, float] = {}
         self.gradients: dict[int, float] = {}
@@ -74,10 +86,10 @@ class _Stamps:
         self.gradients.clear()
 
     def _begin(self, number: int, *_: object) -> None:
-        self.began.setdefault(number, _now())
+        self.began.setdefault(number, self.clock())
 
     def _gradient(self, number: int, _: torch.Tensor) -> None:
-        self.gradients[number] = _now()
+        self.gradients[number] = self.clock()
 
     def order(self) -> list[int]:
         """Returns the layers in the order of forward.
@@ -113,19 +125,21 @@ class _MeasuredStep:
     """What a step took.
 
     Attributes:
-        whole: processor seconds.
+        whole: seconds by the clock of _Stamps.
         wall: wall seconds.
-        forward, backward: processor seconds of each layer in _Stamps.order().
+        forward, backward: seconds of each layer in _Stamps.order().
+        others: the share of this machine's cores that was busy with other work.
     """
 
     whole: float
     wall: float
     forward: list[float]
     backward: list[float]
+    others: float = 0.0
 
     @property
     def fixed(self) -> float:
-        """Processor seconds that belong to no layer."""
+        """Seconds that belong to no layer."""
         return max(0.0, self.whole - sum(self.forward) - sum(self.backward))
 
 
@@ -142,16 +156,63 @@ class _Measured:
     steps: list[_MeasuredStep]
     fixed_share: float
 
+    @property
+    def quiet_steps(self) -> list[_MeasuredStep]:
+        return [step for step in self.steps if step.others <= FOREIGN_SHARE]
+
+
+class Profile(NamedTuple):
+    """What computing costs, and how well that is known.
+
+    Attributes:
+        computing: keys of a Calibration.
+        others: the share of this machine that was busy with other work; 0 where enough steps were
+            undisturbed.
+        jitter_is_known: whether there were enough of these to tell their jitter.
+    """
+
+    computing: dict[str, Any]
+    others: float
+    jitter_is_known: bool
+
+
+class _Watch:
+    """How much of this machine is busy with other work, since the watch was set."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._load = HostLoad()
+        self._own_s = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def others(self, before: float) -> float:
+        """Returns the share of all cores that other processes and other guests of the machine had.
+
+        0 where Linux does not say.
+
+        Args:
+            before: what they had before, which stands for a time that is too short to tell.
+        """
+        if self.seconds < LEAST_WINDOW_S:
+            return before
+        own_s = time.process_time() - self._own_s
+        [load] = by_host({"here": self._load.since()}, {"here": own_s}).values()
+        return load["others_cores"] / load["cores"] + load["stolen_share"]
+
 
 def profile(
     config: RunConfig,
     batch: int,
     data: ImageFolder,
     side: int,
+    threads: int,
     budget_s: float,
     say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Returns what a Calibration says of computing.
+) -> Profile:
+    """Measures what a Calibration says of computing.
 
     A batch that would take too long is measured smaller, down to FEWEST images. Computing is taken
     to grow in proportion.
@@ -159,37 +220,64 @@ def profile(
     Args:
         batch: of one worker.
         side: pixels of an image's side.
-        budget_s: seconds that the measuring takes, about.
+        threads: of one worker.
+        budget_s: seconds that the measuring takes, about; twice as many beside other work.
         say: shows the user a line.
     """
     say("layers: forward and backward …")
     model = initial_model(config, len(data.classes), trial_inputs(config, data))
     model.train()
     samples = example(data.train, side, batch)
-    stamps = _Stamps(model)
+    torch.set_num_threads(threads)
+    stamps = _Stamps(model, time.thread_time if threads == 1 else time.perf_counter)
     measured = _measure_layers(model, stamps, samples, budget_s, say)
-    steps = measured.steps
+    steps = measured.quiet_steps
+    others = 0.0
+    jitter_is_known = len(steps) >= LEAST_QUIET
+    jitter = _jitter(steps) if jitter_is_known else UNKNOWN_JITTER
+    if len(steps) < LEAST_STEPS:
+        # The less disturbed half.
+        steps = sorted(measured.steps, key=lambda step: step.others)
+        steps = steps[: max(LEAST_STEPS, len(steps) // 2)]
+        others = statistics.median(step.others for step in steps)
     scale = 1e3 * batch / measured.images
     layers = []
     for place, number in enumerate(stamps.order()):
         forward_ms = Quantity.of([step.forward[place] * scale for step in steps])
         backward_ms = Quantity.of([step.backward[place] * scale for step in steps])
-        layers.append(LayerCost(*stamps.layers[number], forward_ms, backward_ms))
-    # Quartiles are not moved by a few outliers.
-    first, _, third = statistics.quantiles(math.log(step.whole) for step in steps)
+        layers.append(
+            LayerCost(
+                *stamps.layers[number],
+                forward_ms.give_or_take(1 + others),
+                backward_ms.give_or_take(1 + others),
+            )
+        )
     say("all cores, the optimizer, codecs …")
     vector = nn.Parameter(torch.zeros(VECTOR_MB * FLOATS_PER_MB))
     vector.grad = torch.ones_like(vector)
-    return {
+    machine_speedup, of_more_cores = _more_cores(model, samples[: measured.images], threads)
+    found = {
         "batch_per_worker": batch,
         "layers": tuple(layers),
-        "fixed_ms": Quantity.of([step.fixed for step in steps]).times(1e3),
-        "step_jitter": round((third - first) / QUARTILES, 4),
+        "fixed_ms": Quantity.of([step.fixed for step in steps]).times(1e3).give_or_take(1 + others),
+        "step_jitter": round(jitter, 4),
         "batch_fixed_share": round(measured.fixed_share, 4),
-        "machine_speedup": _speedup_of_all_cores(model, samples[: measured.images]),
+        "threads_per_worker": threads,
+        "machine_speedup": machine_speedup,
+        "of_more_cores": of_more_cores,
         "optimizer_ms_per_mb": _ms_per_mb(make_optimizer(config, [vector]).step),
         "codecs": _codecs(),
     }
+    return Profile(found, others, jitter_is_known)
+
+
+def _jitter(steps: Sequence[_MeasuredStep]) -> float:
+    """Returns the standard deviation of the logarithm of steps' times.
+
+    It is from quartiles, which are not moved by a few outliers.
+    """
+    first, _, third = statistics.quantiles(math.log(step.whole) for step in steps)
+    return (third - first) / QUARTILES
 
 
 def _measure_layers(
@@ -217,9 +305,9 @@ def _measure_layers(
             f"{images} of {batch} images a step are measured …"
         )
     if images == small:
-        more = _steps(model, stamps, samples[:small], began + budget_s, least=0)
+        more = _steps(model, stamps, samples[:small], began + budget_s, least=0, repeat_s=budget_s)
         return _Measured(images, of_small + more, 0.0)
-    of_batch = _steps(model, stamps, samples, began + budget_s)
+    of_batch = _steps(model, stamps, samples, began + budget_s, repeat_s=budget_s)
     # What a sample adds is the slope. What is left of a step with no samples is fixed.
     whole = statistics.median(step.whole for step in of_batch)
     whole_of_small = statistics.median(step.whole for step in of_small)
@@ -234,62 +322,89 @@ def _steps(
     samples: torch.Tensor,
     deadline: float,
     least: int = LEAST_STEPS,
+    repeat_s: float = 0.0,
 ) -> list[_MeasuredStep]:
-    """Measures steps after a warm-up, until a time.perf_counter() or for `least` steps at least."""
+    """Measures steps after a warm-up, until a time.perf_counter() or for `least` steps at least.
+
+    With `repeat_s` measuring goes on for so much longer while few steps were undisturbed.
+    """
     labels = torch.zeros(len(samples), dtype=torch.long)
     steps: list[_MeasuredStep] = []
-    for number in range(WARM_UP + MOST_STEPS):
-        if len(steps) >= least and time.perf_counter() > deadline:
+    for _ in range(WARM_UP):
+        _step(model, stamps, samples, labels)
+    in_window: list[_MeasuredStep] = []
+    others = 0.0
+    watch = _Watch()
+    while True:
+        late_s = time.perf_counter() - deadline
+        number = len(steps) + len(in_window)
+        quiet = sum(step.others <= FOREIGN_SHARE for step in steps)
+        is_enough = number >= least and (late_s > 0 or number >= MOST_STEPS)
+        if is_enough and (quiet >= LEAST_QUIET or late_s > repeat_s):
             break
-        step = _step(model, stamps, samples, labels)
-        if number >= WARM_UP:
-            steps.append(step)
-    return steps
+        in_window.append(_step(model, stamps, samples, labels))
+        if watch.seconds > WINDOW_S:
+            others = watch.others(others)
+            steps += [replace(step, others=others) for step in in_window]
+            in_window = []
+            watch = _Watch()
+    others = watch.others(others)
+    return steps + [replace(step, others=others) for step in in_window]
 
 
 def _step(
     model: nn.Module, stamps: _Stamps, samples: torch.Tensor, labels: torch.Tensor
 ) -> _MeasuredStep:
     stamps.clear()
-    began = _now()
+    clock = stamps.clock
+    began = clock()
     wall_began = time.perf_counter()
     inputs = (samples - 0.5) / 0.5 if samples.is_floating_point() else samples
-    forward_began = _now()
+    forward_began = clock()
     scores = model(inputs)
-    forward_ended = _now()
+    forward_ended = clock()
     loss = F.cross_entropy(scores, labels)
-    backward_began = _now()
+    backward_began = clock()
     loss.backward()
     model.zero_grad(set_to_none=True)
     loss.item()
-    whole = _now() - began
+    whole = clock() - began
     wall = time.perf_counter() - wall_began
     forward = stamps.forward_seconds(forward_began, forward_ended)
     return _MeasuredStep(whole, wall, forward, stamps.backward_seconds(backward_began))
 
 
-def _speedup_of_all_cores(model: nn.Module, samples: torch.Tensor) -> Quantity:
-    """Returns how many times as fast all cores compute as one thread, by wall time.
+def _more_cores(
+    model: nn.Module, samples: torch.Tensor, threads: int
+) -> tuple[Quantity | None, Quantity | None]:
+    """Returns `machine_speedup` and `of_more_cores` of a calibration, by wall time.
 
-    Each is the better of two steps.
+    Each number of threads has the better of two steps. The model computes with one thread after.
     """
 
     def step() -> None:
         model(samples).sum().backward()
 
-    cores = max(1, round(usable_cores()))
-    seconds: dict[int, float] = {1: math.inf, cores: math.inf}
-    for threads in (1, cores) * 2:
-        torch.set_num_threads(threads)
-        seconds[threads] = min(seconds[threads], timeit.timeit(step, number=1))
+    cores = max(1, int(usable_cores()))
+    seconds = dict.fromkeys((1, threads, cores), math.inf)
+    for number in (*seconds, *seconds):
+        torch.set_num_threads(number)
+        seconds[number] = min(seconds[number], timeit.timeit(step, number=1))
     torch.set_num_threads(1)
-    speedup = max(1.0, seconds[1] / seconds[cores])
-    return Quantity.exactly(speedup).give_or_take(SPEEDUP_OFF)
+    machine_speedup = None
+    of_more_cores = None
+    if threads < cores:
+        speedup = max(1.0, seconds[threads] / seconds[cores])
+        machine_speedup = Quantity.exactly(speedup).give_or_take(SPEEDUP_OFF)
+    if cores > 1:
+        share = max(0.0, seconds[1] / seconds[cores] - 1) / (cores - 1)
+        of_more_cores = Quantity.exactly(share).give_or_take(SPEEDUP_OFF)
+    return machine_speedup, of_more_cores
 
 
 def _ms_per_mb(work: Callable[[], object]) -> Quantity:
     """Returns what work costs that is done to VECTOR_MB."""
-    seconds = timeit.repeat(work, timer=_now, repeat=WARM_UP + REPEATS, number=1)
+    seconds = timeit.repeat(work, timer=time.thread_time, repeat=WARM_UP + REPEATS, number=1)
     return Quantity.of(seconds[WARM_UP:]).times(1e3 / VECTOR_MB)
 
 

@@ -141,7 +141,10 @@ class SimulatedRing(SimulatedJob):
         processor_s += times_around / 2 * gradients / 1e9 * codec_s_per_gb
         wire_s = 0.0
         if scenario.hosts_with_workers > 1:
-            wire_s = moved / scenario.wire_rate / FILLS[times_around] + hops * scenario.latency_s
+            members = scenario.members_between_hosts
+            crossing = scenario.ring_bytes(gradients, times_around, members) * codec.wire_share
+            wire_s = crossing / scenario.wire_rate / FILLS[times_around]
+            wire_s += times_around * (members - 1) * scenario.latency_s
         # with no other work on the cores
         alone_s = processor_s / min(1.0, self.cores.cores / self.worker.times)
         together_s = wire_s + alone_s if times_around == 1 else math.hypot(wire_s, alone_s)

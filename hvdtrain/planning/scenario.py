@@ -200,12 +200,25 @@ class Scenario:
         """Processor seconds of a step's optimizer, for all weights once."""
         return self.optimizer_s_per_mb * self.bytes / 1e6
 
-    def ring_bytes(self, size: float, times_around: int = 2) -> float:
+    def ring_bytes(self, size: float, times_around: int = 2, members: int = 0) -> float:
         """Returns how many bytes a worker sends while `size` bytes go around a ring.
 
         An all-reduce goes around twice and sends 2(n-1)/n of the size (Patarasuk and Yuan, 2009).
+
+        Args:
+            members: of the ring; 0: all workers.
         """
-        return times_around * (self.workers - 1) / self.workers * size
+        members = members or self.workers
+        return times_around * (members - 1) / members * size
+
+    @property
+    def members_between_hosts(self) -> int:
+        """The members of the ring whose messages cross the network.
+
+        Gloo's and MPI's ring lies along the hosts, which are filled one after the other: each host
+        sends what one worker does. NCCL adds up within each host first: hosts are the members.
+        """
+        return self.workers if self.on_processor else self.hosts_with_workers
 
     def free_cores(self, processes: int, hosts: int) -> float:
         """Returns the cores that the processes on some hosts leave free while they wait."""

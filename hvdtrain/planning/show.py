@@ -16,6 +16,8 @@ from hvdtrain.reporting.table import Table, rich_table, words_table
 # Where the output is no terminal.
 WIDTH = 160
 MAP = "The fastest, and how probably"
+# Rules that simulate nothing, as columns of a case.
+NAIVE = {"linear": "linear scaling", "slower_of_both": "slower of computing and wire"}
 # The probabilities from which on an answer is named, and has its colour in the map.
 LEAST = 0.1
 SURE = 0.8
@@ -78,10 +80,18 @@ def _line(row: Row) -> dict[str, Any]:
 
 
 def answer(place: Row) -> str:
-    """Returns `RING 97 %`; several answers where none is sure."""
+    """Returns `RING 97 %`; several answers where none is sure.
+
+    In brackets is what the answer hangs on. Where nothing was ever validated it is `RING?`.
+    """
+    if place["not_validated"]:
+        return ", ".join(f"{name}?" for key, name in ANSWERS.items() if place[key] >= SURE) or "?"
     likely = [(place[key], name) for key, name in ANSWERS.items() if place[key] >= LEAST]
     likely.sort(reverse=True)
-    return ", ".join(f"{name} {chance:.0%}" for chance, name in likely)
+    said = ", ".join(f"{name} {chance:.0%}" for chance, name in likely)
+    if place["hangs_on"]:
+        said += f" ({', '.join(place['hangs_on'])})"
+    return said
 
 
 def map_table(places: Sequence[Row], title: str = MAP) -> Table:
@@ -102,6 +112,23 @@ def map_table(places: Sequence[Row], title: str = MAP) -> Table:
         numbers = line[: len(headings)]
         rows.append([*numbers, *map(by_bandwidth.get, bandwidths)])
     return table_of(title, [*headings, *map(rate, bandwidths)], rows)
+
+
+def notes_of_map(places: Sequence[Row]) -> list[str]:
+    """Returns sentences that say what marks in a map mean."""
+    notes = []
+    if any(place["not_validated"] for place in places):
+        reasons = sorted({reason for place in places for reason in place["not_validated"]})
+        notes.append(
+            f"RING?: without a probability, since no prediction of {' or '.join(reasons)} was ever "
+            "compared with a measurement; a question mark alone is open."
+        )
+    if any(place["hangs_on"] and not place["not_validated"] for place in places):
+        notes.append(
+            "In brackets: what alone turns the answer, were it half or twice as much (jitter: "
+            "a quiet machine's, or twice)."
+        )
+    return notes
 
 
 def needs(rows: Sequence[Row]) -> None:
@@ -131,22 +158,29 @@ def case(title: str, source: str, rows: Sequence[Row], fitted: dict[str, float])
             row["mode"],
             row["workers"],
             row["servers"],
-            f"{row['samples_per_s']:,.5g}",
+            f"over {row['over']}" if row["over"] else "",
+            f"{row['published']:,.5g}",
             f"{row['predicted']:,.4g}",
             f"{row['low']:,.4g} to {row['high']:,.4g}",
             "fitted" if row["calibrate"] else f"{row['error']:+.1%}",
+            *(f"{row[f'{rule}_error']:+.1%}" for rule in NAIVE),
         ]
         for row in rows
     ]
-    headings = ["mode", "workers", "servers", "published", "predicted", "interval", "error"]
-    show(table_of("", headings, lines))
+    headings = ["mode", "workers", "servers", "times", "published", "predicted", "interval"]
+    show(table_of("", [*headings, "error", *NAIVE.values()], lines))
     console.print("fitted: " + ", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
-    errors = [abs(row["error"]) for row in rows if not row["calibrate"]]
-    if errors:
-        median = f"{statistics.median(errors):.1%}"
-        console.print(
-            f"{len(errors)} blind cells: median error {median}, largest {max(errors):.1%}"
+    blind = [row for row in rows if not row["calibrate"]]
+    if not blind:
+        return
+    words = []
+    rules = {"error": ""} | {f"{rule}_error": f"; {name}: " for rule, name in NAIVE.items()}
+    for key, name in rules.items():
+        errors = [abs(row[key]) for row in blind]
+        words.append(
+            f"{name}median error {statistics.median(errors):.1%}, largest {max(errors):.1%}"
         )
+    console.print(f"{len(blind)} blind cells: {''.join(words)}")
 
 
 def plot(path: Path, rows: Sequence[Row], places: Sequence[Row]) -> None:
@@ -217,7 +251,7 @@ def _draw_map(panel: Any, places: Sequence[Row]) -> None:
         y = numbers.index(place["workers"])
         likeliest = max(ANSWERS, key=place.__getitem__)
         colour = plot_style.GRID
-        if place[likeliest] >= SURE:
+        if place[likeliest] >= SURE and not place["not_validated"]:
             colour, _ = plot_style.look_of(modes[likeliest])
         panel.add_patch(
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.6, linewidth=0)

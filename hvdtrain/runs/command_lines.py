@@ -213,8 +213,18 @@ def _placeholder(value: str) -> str:
     return "FILE.py:FUNCTION" if is_code(value) else value
 
 
-def run_command(run: Run) -> str:
-    """Returns the command that trains as this run did, without what a comparison sets."""
+def longer_command(run: Run, steps: int) -> str:
+    """Returns the command that trains as this run did, for so many steps."""
+    lengths = {name: getattr(RunConfig, name) for name in LENGTHS}
+    return run_command(run, **lengths | {"steps": steps})
+
+
+def run_command(run: Run, **changed: Any) -> str:
+    """Returns the command that trains as this run did, without what a comparison sets.
+
+    Args:
+        changed: options with other values.
+    """
     set_by_compare = (
         "repeat",
         "threads",
@@ -225,6 +235,6 @@ def run_command(run: Run) -> str:
         "lr_trainings",
     )
     defaults = {name: getattr(RunConfig, name) for name in set_by_compare}
-    config = dataclasses.replace(_config(run), **defaults)
+    config = dataclasses.replace(_config(run), **defaults | changed)
     launched = run.manifest.launch or Launched("local")
     return shlex.join(job_command(config, run.kind.workers, launched))

@@ -22,7 +22,7 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.command import _ring_sizes, compare
 from hvdtrain.comparing.comparison_state import ComparisonState
-from hvdtrain.comparing.grid import Axes, in_rounds, plan
+from hvdtrain.comparing.grid import Axes, crowded, in_rounds, plan
 from hvdtrain.comparing.search import Search
 from hvdtrain.comparing.selection import contenders_to_repeat
 from hvdtrain.job.rank.command import train
@@ -212,6 +212,18 @@ def test_a_ring_on_one_host_has_as_many_workers_as_slots_or_gpus_or_two_and_four
     assert sizes(slots=8) == sizes(slots=8, gpus=4) == sizes(slots=8, named=False) == [8]
     assert sizes(gpus=8) == [8] and sizes(gpus=1) == [] and sizes(gpus=8, device="cpu") == [2, 4]
     assert sizes(named=False) == [], "an allocation starts no more ranks than it has slots"
+
+
+def test_more_workers_than_cores_are_remarked_upon(monkeypatch):
+    monkeypatch.setattr("hvdtrain.comparing.grid.usable_cores", lambda: 2.0)
+    said = invoke("--modes", "single,allreduce", "--workers", "2,32", "--dry-run")
+    assert "note: 32 workers share 2 cores here: they wait for each other" in said
+    assert "note:" not in invoke("--modes", "single,allreduce", "--workers", "2", "--dry-run")
+    hosts = [Host("a", 4), Host("b", 4)]
+    runs = plan(RunConfig(), Axes(["ddp"], [8]), hosts, recipes.launcher("ssh"), {"a": 4, "b": 1})
+    [said] = crowded(runs, {"a": 4.0, "b": 1.0})
+    assert said.startswith("4 workers share 1 core on b")
+    assert crowded(runs, None) == []
 
 
 def test_the_baseline_of_scaling_is_no_rival_of_one_machine(tmp_path, monkeypatch):

@@ -599,14 +599,14 @@ def test_what_cannot_be_explained_is_refused_in_a_line_and_figures_go_to_standar
     def refused(*words):
         return str(CliRunner().invoke(explain, [str(word) for word in words]).exception)
 
-    short = make_run(tmp_path / "short", (1, 1), steps=20)
+    short = make_run(tmp_path / "short", (1, 1), steps=3)
     assert (
-        "short/metrics.rank0.jsonl has 20 recorded steps, too few to explain: train for 45"
+        "short/metrics.rank0.jsonl has 3 recorded steps, too few to explain: train for 45"
         in refused(short)
     )
-    shared = make_run(tmp_path / "shared", (1, 1), mode="ps-async", servers=1, steps=44)
+    shared = make_run(tmp_path / "shared", (1, 1), mode="ps-async", servers=1, steps=3)
     assert (
-        "shared/metrics.rank1.jsonl has 44 recorded steps, too few to explain: train for 45"
+        "shared/metrics.rank1.jsonl has 2 recorded steps, too few to explain: train for 45"
         in refused(shared)
     )
     damaged = make_run(tmp_path / "damaged", (1, 1))
@@ -638,3 +638,33 @@ def test_what_cannot_be_explained_is_refused_in_a_line_and_figures_go_to_standar
     (short / "summary.json").unlink()
     with pytest.raises(UsageError, match="cannot be explained: the run has not finished"):
         explain.main([str(short)], standalone_mode=False)
+
+
+def test_a_run_of_few_steps_says_what_they_took_and_the_command_that_trains_for_more(tmp_path):
+    """Eight steps, as a sprint of a slow model has."""
+    run = make_run(tmp_path / "few", (1, 1.5), steps=8)
+    told, printed = explained_run(run)
+    assert told["counted_steps"] == 7
+    waiting = told["waiting_s"]
+    # In each step one of the two waits for the other's half more.
+    assert waiting["low"] < waiting["mean"] < waiting["high"]
+    assert waiting["mean"] == pytest.approx(COMPUTE_S / 4 + LATENCY_S, rel=0.3)
+    assert told["computing_s"]["mean"] == pytest.approx(1.25 * COMPUTE_S, rel=0.1)
+    step_s = told["step_s"]
+    assert step_s["mean"] == pytest.approx(told["computing_s"]["mean"] + waiting["mean"])
+    assert "the mean of 7 steps after the first" in printed
+    assert told["command"] in printed and "--steps 45" in told["command"]
+
+
+def test_of_a_comparison_its_fastest_ring_and_servers_are_explained(tmp_path):
+    runs = tmp_path / "compared" / "runs"
+    for name, mode, servers, factor in (
+        ("fast", "allreduce", 0, 1),
+        ("slow", "ddp", 0, 2),
+        ("servers", "ps-sync", 1, 1),
+    ):
+        make_run(runs / name, (factor, factor), mode=mode, servers=servers)
+    file = tmp_path / "explained.json"
+    words = [str(tmp_path / "compared"), "--json", str(file)]
+    CliRunner().invoke(explain, words, catch_exceptions=False)
+    assert [told["mode"] for told in json.loads(file.read_text())] == ["allreduce", "ps-sync"]

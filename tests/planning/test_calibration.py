@@ -231,9 +231,9 @@ def asked(tmp_path, *words, modes="allreduce,ps-sync"):
         "100mbit",
         *words,
     ]
-    done = CliRunner().invoke(
-        command, [*words, "--servers", "1", "--json", str(tmp_path / "rows.json")]
-    )
+    if "--hosts" not in words:
+        words += ["--servers", "1"]
+    done = CliRunner().invoke(command, [*words, "--json", str(tmp_path / "rows.json")])
     if done.exit_code:
         assert isinstance(done.exception, UsageError | SystemExit), done.exception
         return f"{done.exception} {done.output}", {}
@@ -514,6 +514,25 @@ def test_runs_correct_a_calibration(tmp_path):
     assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
     assert found.transports["allreduce"] == make().transports["allreduce"]
     assert (found.most_workers, found.bandwidth_gbit) == (3, 0.2)
+
+
+def test_runs_at_two_rates_tell_what_messages_cost_from_what_the_wire_carries(tmp_path):
+    """Processes that spin do not show it: at one rate a dear message is as a poor wire."""
+    ring = make().transports["allreduce"] | {"efficiency": Quantity.exactly(0.7)}
+    real = make(transports=make().transports | {"allreduce": ring}).with_messages(["allreduce"], 2)
+    runs = []
+    for gbit in (0.2, 2.0):
+        folder = written(tmp_path / str(gbit), real, "allreduce", 3, 0, gbit)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        pairs = [{"from": "host0", "to": "host1", "gbit_s": gbit}]
+        manifest |= {"backend": "horovod-mpi", "network": {"pairs": pairs}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        runs.append(load_run(folder))
+    found = from_runs.from_runs(make(), runs, None).transports["allreduce"]
+    assert found["efficiency"].value == pytest.approx(0.7, abs=0.05)
+    assert found["send_s_per_gb"].value == pytest.approx(1.0, rel=0.25)
+    alone = from_runs.from_runs(make(), runs[:1], None).transports["allreduce"]
+    assert alone["send_s_per_gb"].value == pytest.approx(0.5)
 
 
 def test_runs_tell_what_stays_on_a_host_and_what_processes_take_while_idle(tmp_path):

@@ -2,6 +2,7 @@
 made of.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 
 import hvdtrain
 from hvdtrain.base.errors import UsageError
-from hvdtrain.planning import cases
+from hvdtrain.planning import cases, predict
 from hvdtrain.planning.command import plan as command
 
 SHIPPED = sorted((Path(hvdtrain.__file__).parent / "planning" / "cases").glob("*.toml"))
@@ -56,7 +57,7 @@ def test_two_tables_and_more_ship_with_their_sources():
     for path in SHIPPED:
         case = cases.load(path)
         assert len(case.source) > 50
-        assert [cell.calibrate for cell in case.cell].count(True) == 1
+        assert [cell.calibrate for cell in case.cell].count(True) <= 1
 
 
 def test_a_fit_finds_the_wire_and_predicts_the_other_cells(tmp_path):
@@ -65,13 +66,45 @@ def test_a_fit_finds_the_wire_and_predicts_the_other_cells(tmp_path):
     truth = {"efficiency": 0.35, "processor_s_per_gb": 0.2, "jitter": 0.03, "host_gb_per_s": 10.0}
     text = TEXT
     for cell in made.cell:
-        text = text.replace(
-            str(cell.samples_per_s), str(cases.samples_per_s(made, made.layers(), cell, truth))
-        )
+        text = text.replace(str(cell.samples_per_s), str(cases.figure(made, cell, truth)))
     rows, fitted = cases.predict(load(tmp_path, text))
     assert fitted["efficiency"] == pytest.approx(0.35, rel=0.15)
     assert all(abs(row["error"]) < 0.1 for row in rows)
     assert all(row["low"] <= row["predicted"] <= row["high"] for row in rows)
+
+
+def test_naive_rules_stand_beside_a_prediction(tmp_path):
+    """Linear scaling is from the fitted cell; the wire of two servers takes 4 M / B."""
+    rows, _ = cases.predict(load(tmp_path))
+    assert [row["linear"] for row in rows] == pytest.approx([300.0] * 3)
+    wire_s = 4 * 100e6 / (10e9 / 8)
+    assert rows[0]["slower_of_both"] == pytest.approx(8 * 32 / wire_s)
+    assert rows[0]["slower_of_both_error"] == pytest.approx(8 * 32 / wire_s / 300 - 1)
+    assert rows[2]["slower_of_both"] == pytest.approx(8 * 100.0)
+
+
+def test_a_table_may_say_how_much_faster_servers_are_than_a_ring(tmp_path):
+    """As BytePS's does; what is common to both does not count, nor what another network has."""
+    cell = 'servers = 8\nplacement = "shared"\n'
+    text = TEXT.replace(cell + "samples_per_s = 700.0", cell + 'times = 1.0\nover = "allreduce"')
+    rows, _ = cases.predict(load(tmp_path, text))
+    assert rows[1]["published"] == 1.0
+    assert 0.7 < rows[1]["predicted"] < 1.3 and rows[1]["linear"] == 1.0
+    fast = text.replace('over = "allreduce"', 'over = "allreduce"\nbandwidth_gbit = 10000.0')
+    rows, _ = cases.predict(load(tmp_path, fast))
+    assert rows[1]["predicted"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_case_takes_the_way_of_the_map(tmp_path):
+    """A cell is a prediction of its calibration, in which the workers of a host push once."""
+    table = load(tmp_path, TEXT.replace("latency_us", "workers_per_host = 4\nlatency_us"))
+    unknowns = dict(cases.NOTHING_COSTS, efficiency=0.5)
+    cell = table.cell[0]
+    made = table.calibration(cell, unknowns)
+    predicted = predict.row(replace(made, model_error=0), cases.job_of(table, cell))
+    assert predicted["samples_per_s"] == pytest.approx(cases.figure(table, cell, unknowns), rel=0.1)
+    once = made.with_costs(cases.job_of(table, cell))
+    assert (once.workers, once.workers_per_host) == (2, 1)
 
 
 def test_cells_that_are_not_for_fitting_do_not_move_the_fit(tmp_path):
@@ -91,6 +124,9 @@ def test_cells_that_are_not_for_fitting_do_not_move_the_fit(tmp_path):
         ("workers = 8\nservers = 2", "workers = 8", "mode ps-sync does not go with 0 servers"),
         ("megabytes = 10,", "megabytes = nan,", r"at `\$.model.layers\[0\].megabytes`"),
         ("[[cell]]", "[[cel]]", "unknown field `cel`"),
+        ("samples_per_s = 750.0", "", "a cell has either samples_per_s, or times and over"),
+        ("samples_per_s = 750.0", "times = 1.5", "a cell has either samples_per_s, or times and"),
+        ("samples_per_s = 750.0", 'times = 1.5\nover = "single"', "over 'single' is no ring"),
     ],
 )
 def test_a_wrong_case_is_a_line(tmp_path, old, new, words):

@@ -3,13 +3,17 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdtrain.base.config.option_types import FileToWrite
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.reporting.explaining.brief import Brief
+    from hvdtrain.reporting.explaining.explained import Explained
 
 
 @click.command()
@@ -42,53 +46,78 @@ def explain(
     `left_out`, such ranks that took too few steps to be explained, `parts` of a step in seconds,
     and `what_if`: samples/s of all workers.
 
-    Of a comparison's folder it says whether steps or samples made the difference: of the time to
-    the target, how much was due to seconds a sample, and how much to the samples that it took.
+    Of a run with fewer than 45 steps it says what they took, with an interval, and the command that
+    trains for longer.
+
+    Of a comparison's folder it explains the fastest ring and the fastest servers, and says whether
+    steps or samples made the difference: of the time to the target, how much was due to seconds a
+    sample, and how much to the samples that it took.
     """
     from hvdtrain.base.console import Console
-    from hvdtrain.reporting.explaining.explained import explain_run
+    from hvdtrain.reporting.explaining.explained import Explained
     from hvdtrain.reporting.explaining.heatmap import heatmap
     from hvdtrain.reporting.explaining.step_picture import one_step
-    from hvdtrain.reporting.explaining.to_target import is_comparison, parts_of_differences
+    from hvdtrain.reporting.explaining.to_target import (
+        fastest_of_sides,
+        is_comparison,
+        parts_of_differences,
+    )
     from hvdtrain.reporting.plot_style import save
 
     comparisons = [folder for folder in runs if is_comparison(folder)]
     for option, file in (("--plot", plot), ("--timeline", timeline)):
-        _check_picture(option, file, comparisons)
+        _check_picture(option, file)
     differences: list[dict[str, Any]] = []
     for folder in comparisons:
         differences += parts_of_differences(folder)
-    explanations = [explain_run(folder) for folder in runs if folder not in comparisons]
+    folders = [folder for folder in runs if folder not in comparisons]
+    for folder in comparisons:
+        folders += fastest_of_sides(folder)
+    explanations = [_explain(folder) for folder in folders]
     if timeline:
-        folders = {explained.title: explained.run.folder for explained in explanations}
-        save(one_step(folders), timeline)
+        save(one_step({found.title: found.run.folder for found in explanations}), timeline)
     console = Console(stderr=str(json_file) == "-")
     for difference in differences:
         console.print(difference["says"], soft_wrap=True)
     for explained in explanations:
         explained.show(console)
     if plot:
-        timelines = {explained.title: explained.timeline for explained in explanations}
+        timelines = {
+            explained.title: explained.timeline
+            for explained in explanations
+            if isinstance(explained, Explained)
+        }
+        if not timelines:
+            raise UsageError(f"--plot: no run has the steps for it: {explanations[0].run.folder}")
         save(heatmap(timelines), plot)
     if json_file:
         _write([*differences, *(explained.data for explained in explanations)], json_file)
 
 
-def _check_picture(option: str, file: Path | None, comparisons: Sequence[Path]) -> None:
+def _explain(folder: Path) -> "Explained | Brief":
+    """Returns what a run says, or what little if it has too few steps."""
+    from hvdtrain.reporting.explaining.brief import brief
+    from hvdtrain.reporting.explaining.explained import explain_run
+    from hvdtrain.reporting.explaining.timeline import TooFewSteps
+
+    try:
+        return explain_run(folder)
+    except TooFewSteps as too_few:
+        return brief(folder, too_few)
+
+
+def _check_picture(option: str, file: Path | None) -> None:
     """Refuses a picture that cannot be drawn.
 
     Args:
         option: names the picture.
         file: where it goes; None if it was not asked for.
-        comparisons: the folders that are no runs.
 
     Raises:
-        UsageError: the file has another ending, or there are comparisons.
+        UsageError: the file has another ending.
     """
     if file and file.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"{option} {file}: end its name in .png, .svg or .pdf")
-    if file and comparisons:
-        raise UsageError(f"{option} is of runs: {comparisons[0]} is a comparison")
 
 
 def _write(data: Sequence[dict[str, Any]], file: Path) -> None:

@@ -31,7 +31,7 @@ MESSAGES = {
 LARGEST_TRACE = 2**28
 ARROWS = "; arrows: a bucket's way to its server and back"
 CAPTION = (
-    "While one worker took a step, from the middle of those that were traced: "
+    "While one worker took a step, of those that were traced the one of median length: "
     "what all ranks did when. Arrows, where there are servers, follow each bucket to its server "
     "and back. `trace.pftrace` in the run's folder has all of it, for ui.perfetto.dev."
 )
@@ -117,7 +117,7 @@ def _packets(run: Path) -> Sequence[Any]:
 
 
 def one_step(runs: Mapping[str, Path]) -> "Figure":
-    """Draws the step in the middle of those that were traced, of each run below each other.
+    """Draws a typical step of those that were traced, of each run below each other on one scale.
 
     Args:
         runs: the folders of the runs, by title.
@@ -127,12 +127,14 @@ def one_step(runs: Mapping[str, Path]) -> "Figure":
     """
     from matplotlib import rc_context
 
-    steps = {title: _middle_step(run) for title, run in runs.items()}
+    steps = {title: _typical_step(run) for title, run in runs.items()}
+    longest_s = max(step.end - step.begin for step in steps.values())
     heights = [0.8 + 0.24 * len(step.rows) for step in steps.values()]
     with rc_context(RC):
         figure, panels = new_figure(0.4 + sum(heights), rows=len(steps), height_ratios=heights)
         for (title, step), axes in zip(steps.items(), panels, strict=True):
             _draw(step, axes)
+            axes.set_xlim(0, 1000 * longest_s)
             axes.set_title(f"{title}: {step.name}", loc="left")
         has_arrows = any(step.has_messages for step in steps.values())
         panels[-1].set_xlabel(f"ms since that step began{ARROWS if has_arrows else ''}")
@@ -165,8 +167,8 @@ class _Step(NamedTuple):
         return 1000 * (moment - self.begin), self.rows.index((slice_.process, slice_.track))
 
 
-def _middle_step(run: Path) -> _Step:
-    """Returns the step in the middle of those that the first worker traced.
+def _typical_step(run: Path) -> _Step:
+    """Returns the step of median length of those that the first worker traced, with what it waited.
 
     Raises:
         UsageError: there is no trace, or no whole step in it.
@@ -176,9 +178,8 @@ def _middle_step(run: Path) -> _Step:
     begins = numbers[worker]
     if len(begins) < 2:
         raise UsageError(f"{run / TRACE} holds no whole step: trace two or more")
-    middle = (len(begins) - 1) // 2
-    begin, number = begins[middle]
-    end, _ = begins[middle + 1]
+    steps = [(end - begin, begin, end, number) for (begin, number), (end, _) in pairwise(begins)]
+    _, begin, end, number = sorted(steps)[(len(steps) - 1) // 2]
     drawn = []
     for slice_ in slices:
         is_meanwhile = slice_.ended > begin and slice_.began < end
@@ -214,7 +215,6 @@ def _draw(step: _Step, axes: "Axes") -> None:
     _draw_arrows(step, axes)
     labels = [f"{process}: {track}" for process, track in step.rows]
     axes.set_yticks(range(len(step.rows)), labels, fontsize=8)
-    axes.set_xlim(0, 1000 * (step.end - step.begin))
     axes.invert_yaxis()
 
 

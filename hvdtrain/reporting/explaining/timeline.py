@@ -32,6 +32,10 @@ BACKWARD = 6
 HIDDEN = 7
 
 
+class TooFewSteps(UsageError):
+    """A worker has recorded too few steps for a run to be explained."""
+
+
 @dataclass(frozen=True)
 class Timeline:
     """A run's steps after warm-up, a row for each worker.
@@ -304,7 +308,7 @@ def _read(file: Path, needed: int) -> list[Step]:
     if len(shares) < needed:
         # A kill may cut off the last line.
         damage = f" and {unreadable} lines that are none" if unreadable > 1 else ""
-        raise UsageError(
+        raise TooFewSteps(
             f"{file} has {len(shares)} recorded steps{damage}, too few to explain: "
             f"train for {FEWEST_STEPS} or more"
         )
