@@ -143,8 +143,8 @@ def refused(*words):
 
 
 def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
-    def stop(*_, secrets=None, **more):
-        raise Failure(f"ranks get {secrets}")
+    def stop(launcher, job, **more):
+        raise Failure(f"ranks get {job.secrets}")
 
     monkeypatch.setattr(verify, "prepare", stop)
     monkeypatch.setenv("MY_TOKEN", "t0ken")

@@ -432,8 +432,8 @@ def test_a_second_training_is_made_where_the_answer_hangs_on_it(
 
 
 def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
-    def stop(*_, secrets=None, **more):
-        raise UsageError(f"ranks get {secrets}")
+    def stop(launcher, job, **more):
+        raise UsageError(f"ranks get {job.secrets}")
 
     monkeypatch.setattr(running, "prepare", stop)
     monkeypatch.setattr(running, "fork_server", lambda log: contextlib.nullcontext(""))
@@ -462,7 +462,7 @@ def test_a_run_that_fails_is_told_at_once_and_the_others_go_on(tmp_path, monkeyp
 def test_a_host_that_goes_down_fails_the_runs_on_it_and_not_the_comparison(
     tmp_path, monkeypatch, capsys
 ):
-    def no_route(launcher, config, workers, hosts, *_, **more):
+    def no_route(launcher, job, **more):
         raise UsageError("b: no route to host")
 
     monkeypatch.setattr(running, "prepare", no_route)

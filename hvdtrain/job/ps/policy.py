@@ -80,7 +80,9 @@ class Policy:
         Args:
             push: the push, without its tensors.
             gradient: [bucket] float32, which the policy may overwrite until the push is answered.
-                None where another worker's push of the same share counts.
+                None where another worker's push of the same share counts. `hvdtrain plan`, which
+                simulates servers by their policies, hands in one without elements: see
+                planning.policies.
             version: the weights' version.
         """
         raise NotImplementedError
