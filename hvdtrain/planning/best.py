@@ -45,6 +45,8 @@ QUIET_JITTER = 0.02
 ANOTHER = 2.0
 # A job that leads by less is not surely the fastest.
 CLEAR_LEAD = 1.05
+# Samples a second of a job that does nothing.
+LEAST_SPEED = 1e-9
 # Predictions of larger clusters and faster networks were never compared with measurements.
 VALIDATED_HOSTS = 4
 VALIDATED_GBIT = 1.0
@@ -238,7 +240,7 @@ class Contest:
         """Returns the speed of one of some jobs over the fastest of the others, roughly simulated."""
         speeds = {jobs.index(job): samples_per_s for samples_per_s, job in self.ranked(jobs, ROUGH)}
         of_leader = speeds.pop(leader)
-        return of_leader / max(speeds.values(), default=1e-9)
+        return of_leader / max([LEAST_SPEED, *speeds.values()])
 
     def _with_other_figures(self) -> dict[str, "list[Contest]"]:
         """Returns contests by what is another in them."""

@@ -105,6 +105,8 @@ def calibrate(
     from hvdtrain.planning import calibrate as measuring
     from hvdtrain.planning.check import finished
 
+    if bandwidth and not runs:
+        raise UsageError("--bandwidth is of the hosts of runs, and changes nothing without --from")
     finished_runs = [finished(run) for run in runs]
     config = check(RunConfig(**measured))
     host = measuring.measured_host(cores, threads, gpus_per_host)
@@ -429,7 +431,7 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
     if any(row["beyond"] for row in rows):
         workers = with_noun(calibration.most_workers, "worker")
         servers = with_noun(calibration.most_servers, "server")
-        network = "without a network"
+        network = "over no network"
         if calibration.bandwidth_gbit:
             network = f"at {calibration.bandwidth_gbit:g} Gbit/s"
         yield (
@@ -450,7 +452,8 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
             "calibrate again when it is quiet."
         )
     if calibration.made.get("jitter") == "guessed":
-        yield (f"No step was undisturbed: their jitter is taken to be {calibration.step_jitter:g}.")
+        jitter = calibration.step_jitter
+        yield f"Hardly a step was undisturbed: their jitter is taken to be {jitter:g}."
     codec = template.compression
     sent_by_rings = {row["compression"] for row in rows if row["mode"] in RING_MODES}
     if codec != "none" and sent_by_rings == {"none"}:

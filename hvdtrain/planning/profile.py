@@ -221,7 +221,7 @@ def profile(
         batch: of one worker.
         side: pixels of an image's side.
         threads: of one worker.
-        budget_s: seconds that the measuring takes, about; twice as many beside other work.
+        budget_s: seconds that the measuring takes, about; half as many again beside other work.
         say: shows the user a line.
     """
     say("layers: forward and backward …")
@@ -305,9 +305,11 @@ def _measure_layers(
             f"{images} of {batch} images a step are measured …"
         )
     if images == small:
-        more = _steps(model, stamps, samples[:small], began + budget_s, least=0, repeat_s=budget_s)
+        more = _steps(
+            model, stamps, samples[:small], began + budget_s, least=0, repeat_s=budget_s / 2
+        )
         return _Measured(images, of_small + more, 0.0)
-    of_batch = _steps(model, stamps, samples, began + budget_s, repeat_s=budget_s)
+    of_batch = _steps(model, stamps, samples, began + budget_s, repeat_s=budget_s / 2)
     # What a sample adds is the slope. What is left of a step with no samples is fixed.
     whole = statistics.median(step.whole for step in of_batch)
     whole_of_small = statistics.median(step.whole for step in of_small)

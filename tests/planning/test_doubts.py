@@ -91,5 +91,5 @@ def test_what_a_calibration_was_made_beside_is_told(tmp_path):
     made = make(made={"others_share": 0.4, "jitter": "guessed"}, step_jitter=0.03)
     said, _ = asked(tmp_path, made, "--workers", "2")
     assert "made beside other work, which had 40% of the machine" in said
-    assert "No step was undisturbed: their jitter is taken to be 0.03" in said
+    assert "Hardly a step was undisturbed: their jitter is taken to be 0.03" in said
     assert "beside other work" not in asked(tmp_path, make(), "--workers", "2")[0]

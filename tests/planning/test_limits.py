@@ -134,6 +134,14 @@ def test_options_that_would_change_nothing_are_refused(tmp_path, words, says):
     assert says in asked(tmp_path, on_perfect_hosts(), *words)[0]
 
 
+def test_a_bandwidth_of_no_runs_is_refused_before_anything_is_measured(tmp_path):
+    words = ["calibrate", "--bandwidth", "1gbit", "--out", str(tmp_path / "cal.json")]
+    done = CliRunner().invoke(command, words)
+    assert "changes nothing without --from" in str(done.exception)
+    words = ["calibrate", "--threads", "5000", "--out", str(tmp_path / "cal.json")]
+    assert CliRunner().invoke(command, words).exit_code == 2
+
+
 def test_threads_of_gpus_are_refused(tmp_path):
     said, _ = asked(tmp_path, make(device="cuda"), "--threads", "2")
     assert "--threads changes nothing: this calibration's workers compute on GPUs" in said

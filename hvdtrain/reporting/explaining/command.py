@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.option("--json", "json_file", type=FileToWrite(), help="Write the figures to this file.")
 @click.option("--plot", type=FileToWrite(), help="Draw every rank's steps: a .png, .svg or .pdf.")
 @click.option(
-    "--timeline", type=FileToWrite(), help="Draw one step of runs with --trace, across all ranks."
+    "--timeline",
+    type=FileToWrite(),
+    help="Draw a typical step of runs with --trace, across all ranks.",
 )
 def explain(
     runs: tuple[Path, ...], json_file: Path | None, plot: Path | None, timeline: Path | None
