@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from helpers.foretold import FORETELLS_LITTLE
+from helpers.foretold import BESIDE_TESTS
 from helpers.forked_jobs import env_with_forks, forks_first
 from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
 
@@ -127,7 +127,7 @@ def test_every_command_runs(name, tmp_path):
     """In one folder and in order: later commands use what earlier ones made."""
     commands = [command for command in run_here(READMES[name]) if command not in ELSEWHERE]
     for command in commands:
-        run_in(tmp_path, command, env_with_forks(), forks_first() + FORETELLS_LITTLE)
+        run_in(tmp_path, command, env_with_forks(), forks_first() + BESIDE_TESTS)
     if name == "README.md":
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)

@@ -57,6 +57,7 @@ from hvdtrain.comparing.report_command import content_of, deciding_options, draw
 from hvdtrain.comparing.running import Comparison
 from hvdtrain.comparing.search import SPRINT_S, Search, on_equal_terms, sides, widen
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
+from hvdtrain.launch.forking import may_have_gpus
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
 from hvdtrain.models import is_own
@@ -482,8 +483,8 @@ def _check_folder(dataset: str) -> None:
 
 def _with_device(config: RunConfig, workers: int) -> RunConfig:
     """Returns the configuration with the device that all workers here have."""
-    # To ask torch takes seconds.
-    if config.device == "cpu":
+    is_without_gpu = config.device == "auto" and not may_have_gpus()
+    if config.device == "cpu" or is_without_gpu:
         return config
     from hvdtrain.job.training.device import choose_for_all
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ from hvdtrain.reporting.contenders import DEFAULT, Margins
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
 from hvdtrain.runs.read import Run, load_run
+
+SHOW_EVERY_S = 0.1  # how often it is shown how far a run is
 
 
 def reach_answers(
@@ -444,9 +447,8 @@ class Comparison:
             return str(error)
         with launched_job(command, log) as job:
             is_late = ends_late(summary)
-            while job.poll() is None and not is_late():
+            while _still_runs(job) and not is_late():
                 show()
-                time.sleep(0.1)
             code = job.returncode or 0
         if code or not summary.is_file():
             return failure_reason(log, code)
@@ -466,6 +468,15 @@ class Comparison:
             server = fork_server(self.folder / "logs" / "fork_server.log")
             self._fork_server = self._resources.enter_context(server)
         return self._fork_server
+
+
+def _still_runs(job: "subprocess.Popen[bytes]") -> bool:
+    """Blocks for a moment, or until the job ends. Returns whether it still runs."""
+    try:
+        job.wait(SHOW_EVERY_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def _result(run: Run) -> str:

@@ -11,10 +11,15 @@ from pathlib import Path
 from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.config.run_config import RunConfig
 
-_GPUS = Path("/dev/nvidiactl")
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # one of them is there where a driver is
 _LOOK_EVERY_S = 0.02
 _BEGINS_WITHIN_S = 120.0  # on a busy machine with a cold disk
 _ENDS_WITHIN_S = 10.0
+
+
+def may_have_gpus() -> bool:
+    """Returns whether this host may have GPUs. Torch, which would tell, takes a second to import."""
+    return any(path.exists() for path in _GPUS)
 
 
 def can_be_forked(launcher: Launcher, config: RunConfig) -> bool:
@@ -22,7 +27,7 @@ def can_be_forked(launcher: Launcher, config: RunConfig) -> bool:
 
     Where there is a GPU, a rank may use it, and drivers do not expect forks.
     """
-    return launcher.local and (config.device == "cpu" or not _GPUS.exists())
+    return launcher.local and (config.device == "cpu" or not may_have_gpus())
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections import Counter
 import click
 import pytest
 from click.testing import CliRunner
-from helpers.foretold import FORETELLS_LITTLE
+from helpers.foretold import BESIDE_TESTS
 from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain, short_pilots
 from hypothesis import given
@@ -504,7 +504,7 @@ def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_pa
         "--workers",
         "2",
     ]
-    first = forks_first() + FORETELLS_LITTLE
+    first = forks_first() + BESIDE_TESTS
     done = hvdtrain("compare", *words, "--steps", "4", "--out", out, first=first)
     assert done.returncode == 0, done.stdout
     with (out / "results.csv").open() as file:
@@ -528,7 +528,7 @@ def test_sprints_after_a_pilot_and_a_training_end_with_an_answer(tmp_path, few_d
     out = tmp_path / "out"
     words = f"--modes single,ps-sync --width 0.0625 --dataset {few_digits} --batch-size 12"
     sprints = "--sprint 0.3s --repeats 1 --epochs 1"
-    first = f"{forks_first()}{FORETELLS_LITTLE}{short_pilots(PILOT_S)}"
+    first = f"{forks_first()}{BESIDE_TESTS}{short_pilots(PILOT_S)}"
     words = [*words.split(), *sprints.split(), "--out", out]
     done = hvdtrain("compare", *words, first=first, timeout=380)
     assert done.returncode == 0, done.stdout

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from click.testing import CliRunner
-from helpers.foretold import FORETELLS_LITTLE
+from helpers.foretold import BESIDE_TESTS
 from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain, short_pilots
 
@@ -314,7 +314,7 @@ def test_what_was_tried_is_told_and_a_long_search_saves_the_best_as_options(tmp_
         "--repeats",
         "1",
     ]
-    first = f"{forks_first()}{FORETELLS_LITTLE}{short_pilots(0.3)}"
+    first = f"{forks_first()}{BESIDE_TESTS}{short_pilots(0.3)}"
     done = hvdtrain("compare", *asked, *more, "--out", tmp_path / "c", first=first, timeout=200)
     assert done.returncode == 0, done.stdout
     record = json.loads((tmp_path / "c" / "comparison.json").read_text())["contenders"]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from helpers.archives import picture
-from helpers.foretold import FORETELLS_LITTLE
+from helpers.foretold import BESIDE_TESTS
 from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
 
@@ -85,7 +85,7 @@ def test_a_comparison_and_its_report_name_what_was_left_out(photos, tmp_path):
     small = ["--threads", "1", "--width", "0.1", "--batch-size", "8", "--image-size", "32"]
     out = tmp_path / "compared"
     words = [*options, *small, "--dataset", str(photos), "--out", out]
-    done = hvdtrain("compare", *words, first=forks_first() + FORETELLS_LITTLE)
+    done = hvdtrain("compare", *words, first=forks_first() + BESIDE_TESTS)
     assert done.returncode == 0, done.stdout
     assert "--skip-bad left out 1 damaged image:\n  train/cat/1 é.jpg\n" in done.stdout
     told = "--skip-bad left out 1 damaged image: train/cat/1 é.jpg"

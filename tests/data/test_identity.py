@@ -3,6 +3,7 @@ added or renamed.
 """
 
 import json
+import os
 import shutil
 import tomllib
 
@@ -81,6 +82,52 @@ def test_a_large_built_folder_and_copies_of_it_have_what_it_was_built_with(
     assert identity(scan(copy)).startswith("sample:")
     result = CliRunner().invoke(data, ["check", str(copy)])
     assert "WRONG: the images are not those that it was built with" in result.stdout
+
+
+@pytest.fixture
+def kept(root, tmp_path, monkeypatch):
+    """The cache keeps the hash of few images too, however lately they have changed."""
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(identities, "KEPT_IMAGES", 1)
+    monkeypatch.setattr(identities, "SETTLED_S", -3600.0)
+    return identity(scan(root))
+
+
+def change_time_of(image, before):
+    """Set the time of writing to what it was: that of the last change is another."""
+    os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+    while image.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of files is coarse
+        os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_images_are_read_once_a_host_until_a_file_changes(kept, root, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(identities, "content_hash", None)
+        assert identity(scan(root)) == kept
+    image = root / "TrainData" / "a" / "1.png"
+    before = image.stat()
+    spoil(image)
+    change_time_of(image, before)
+    assert image.stat().st_mtime_ns == before.st_mtime_ns
+    assert identity(scan(root)) == content_hash(scan(root)) != kept
+
+
+def test_a_cache_that_is_spoiled_or_cannot_be_written_is_none(kept, root, tmp_path, monkeypatch):
+    [file] = (tmp_path / "cache" / "hashes").iterdir()
+    for content in ("[", "{}", '["a", "b"]', "[1, 2]"):
+        file.write_text(content)
+        assert identity(scan(root)) == kept
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "a file" / "cache"))
+    assert identity(scan(root)) == kept
+
+
+def test_a_file_that_may_change_again_unnoticed_is_read_each_time(
+    kept, root, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(identities, "SETTLED_S", 3600.0)
+    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "another"))
+    assert identity(scan(root)) == kept and not (tmp_path / "another").exists()
 
 
 def test_a_server_looks_at_no_images(tmp_path):

@@ -1,15 +1,25 @@
-"""Reports in which little is foretold: each place of the map of where the answer flips is simulated
-many times.
+"""Comparisons beside other tests, and reports in which little is foretold: each place of the map of
+where the answer flips is simulated many times.
 """
 
 import pytest
 
+from helpers.fork_proxy import FIRST
 from hvdtrain.planning import flips
 
 TRIED = ("BANDWIDTHS", "WORKERS", "SLOW", "BATCHES", "LOCAL_STEPS")
 # What a command runs first, so that its reports foretell of the measured place alone.
 FORETELLS_LITTLE = "".join(
     f"from hvdtrain.planning import flips; flips.{name} = ()\n" for name in TRIED
+)
+# What a forked rank runs first, so that a sprint has next to no warm-up.
+WARMS_UP_SHORTLY = "from hvdtrain.runs import live; live.WARM_UP_S = 0.1"
+# What a comparison runs first, so that its sprints are short, are not repeated because other tests
+# run beside them, and little is foretold.
+BESIDE_TESTS = (
+    f"{FORETELLS_LITTLE}"
+    f"import os; os.environ[{FIRST!r}] = {WARMS_UP_SHORTLY!r}\n"
+    "from hvdtrain.comparing import running; running.beside_others = lambda load: []\n"
 )
 
 

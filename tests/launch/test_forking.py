@@ -105,8 +105,8 @@ def test_where_no_server_can_begin_ranks_are_new_interpreters(tmp_path, monkeypa
 def test_only_ranks_of_this_machine_that_compute_on_cpus_are_forked(monkeypatch, tmp_path):
     local, ssh = recipes.launcher("local"), recipes.launcher("ssh")
     on_cpu, on_any = RunConfig(device="cpu"), RunConfig()
-    monkeypatch.setattr(forking, "_GPUS", tmp_path)  # which is there
+    monkeypatch.setattr(forking, "_GPUS", [tmp_path])  # which is there
     assert forking.can_be_forked(local, on_cpu) and not forking.can_be_forked(ssh, on_cpu)
     assert not forking.can_be_forked(local, on_any)
-    monkeypatch.setattr(forking, "_GPUS", tmp_path / "none")
+    monkeypatch.setattr(forking, "_GPUS", [tmp_path / "none"])
     assert forking.can_be_forked(local, on_any)

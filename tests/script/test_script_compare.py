@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.foretold import FORETELLS_LITTLE
+from helpers.foretold import BESIDE_TESTS
 from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
 from helpers.report_runs import run
@@ -89,7 +89,7 @@ def test_a_script_is_compared(tmp_path):
     words = ["compare", "--script", str(script), *options, "--out", str(out)]
     done = hvdtrain(
         *[*words, "--", "--steps", "1000000", "--one-model"],
-        first=forks_first() + FORETELLS_LITTLE,
+        first=forks_first() + BESIDE_TESTS,
         timeout=280,
     )
     assert done.returncode == 0, done.stdout

@@ -14,6 +14,9 @@ from hvdtrain.base.system.memory import free_memory
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.training.evaluation import EVALUATION_BATCH
 
+# The largest sample, in numbers, that layers are computed on: an image of 64 pixels.
+_SMALL_SAMPLE = 3 * 64 * 64
+
 
 def check_memory(job: Job, model: nn.Module, sample: torch.Tensor, validation: int) -> None:
     """Checks that the images are not too large for the memory of this host, or of its GPU.
@@ -84,9 +87,11 @@ def needed_bytes(
 def outputs_of_layers(model: nn.Module, sample: torch.Tensor) -> list[tuple[int, bool]]:
     """Returns the size of each layer's output, and whether backward needs it.
 
-    The layers are those with parameters. This takes neither memory nor time, since tensors on
-    torch's meta device have shapes alone. Empty if the model's forward needs numbers.
+    The layers are those with parameters. A small sample is computed. A larger one takes no memory,
+    since tensors on torch's meta device have shapes alone; but for them torch imports its compiler,
+    which takes more than a second. Empty if the model's forward needs numbers that are not there.
     """
+    is_small = sample.numel() <= _SMALL_SAMPLE
     found: list[tuple[int, bool]] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -99,14 +104,19 @@ def outputs_of_layers(model: nn.Module, sample: torch.Tensor) -> list[tuple[int,
         if next(module.parameters(recurse=False), None) is not None
     ]
     hooks = [layer.register_forward_hook(note) for layer in layers]
-    state: dict[str, torch.Tensor] = {
-        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
+    # Forward may change buffers, and the model keeps those that it has.
+    state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if not is_small:
+        sample = torch.empty_like(sample, device="meta")
+        state = {
+            name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
     was_training = model.training
     model.eval()
     try:
-        functional_call(model, state, (torch.empty_like(sample, device="meta"),))
+        with torch.random.fork_rng(devices=[]):
+            functional_call(model, state, (sample,))
     except Exception:  # a user's forward may raise anything where there are no numbers
         return []
     finally:
