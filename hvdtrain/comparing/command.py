@@ -47,7 +47,14 @@ from hvdtrain.comparing.forecast import expected_seconds, forecast
 from hvdtrain.comparing.grid import SPANNED, Axes, Planned, check_used, dry_run_lines, plan
 from hvdtrain.comparing.report_command import content_of, deciding_options, draw_report
 from hvdtrain.comparing.running import Comparison
-from hvdtrain.comparing.search import SPRINT_S, Search, on_equal_terms, sides, widen
+from hvdtrain.comparing.search import (
+    SPRINT_S,
+    Search,
+    on_equal_terms,
+    sides,
+    widen,
+    with_fewer_threads,
+)
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
 from hvdtrain.launch.preflight import describe_hosts
@@ -309,6 +316,7 @@ def compare(
     most = _most_settings(requested, tune, state) if tune else None
     contenders = on_equal_terms(requested, widen(axes, plan_of, listed, not_varied), most)
     number_of_trainings = trainings if sprint_s else 0
+    contenders += with_fewer_threads(contenders, given)
     job = Comparison(
         folder,
         contenders,
