@@ -302,7 +302,8 @@ def compare(
     earlier = find_finished(folder)
     state = ComparisonState(folder)
     given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
-    looks_for_rates = decided_by == TIME_TO_TARGET and "lr" not in given
+    has_rate = "lr" in given or bool(config.script)  # a script has its own
+    looks_for_rates = decided_by == TIME_TO_TARGET and not has_rate
     asked = experiment(config, sprint_s, requested) | {
         DECIDE_BY: decided_by,
         "learning rates": "looked for" if looks_for_rates else "as given",
@@ -553,11 +554,6 @@ def _what_decides(ctx: click.Context, options: dict[str, Any]) -> str:
     decided_by = ctx.params["decide_by"] or SPEED
     if decided_by == SPEED:
         return SPEED
-    if ctx.params["script"]:
-        raise UsageError(
-            "--decide-by target is not for --script: job.report says what a script has come to, "
-            "and not when"
-        )
     for name in ("trainings", "sprint"):
         if given_options(ctx, [name]):
             raise UsageError(

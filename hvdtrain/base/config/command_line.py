@@ -97,6 +97,7 @@ GROUPS = {
     "Measuring": (
         "decide_by",
         "target_accuracy",
+        "target_loss",
         "stop_at_target",
         "margin",
         "accuracy_margin",
