@@ -316,8 +316,8 @@ def compare(
     not_varied = given if sprint_s else {*given, "modes"}
     most = _most_settings(requested, tune, state) if tune else None
     contenders = on_equal_terms(requested, widen(axes, plan_of, listed, not_varied), most)
-    number_of_trainings = trainings if sprint_s else 0
     contenders += with_fewer_threads(contenders, given)
+    number_of_trainings = trainings if sprint_s else 0
     job = Comparison(
         folder,
         contenders,
@@ -329,6 +329,7 @@ def compare(
         search,
         decided_by,
         looks_for_rates=looks_for_rates,
+        given=given,
     )
     if dry_run:
         _check_folder(config.dataset)

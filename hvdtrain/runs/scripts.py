@@ -27,6 +27,7 @@ _OF_OUR_LOOP = (
     "lr",
     "lr_around",
     "lr_trainings",
+    "looked_for",
     "schedule",
     "step_epochs",
     "step_factor",

@@ -71,6 +71,7 @@ GROUPS = {
         "lr_scaling",
         "lr_around",
         "lr_trainings",
+        "looked_for",
         "accumulate",
         "step_epochs",
         "step_factor",

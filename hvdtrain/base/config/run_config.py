@@ -28,6 +28,8 @@ from hvdtrain.base.errors import UsageError
 DEVICES = ["auto", "cpu", "cuda"]
 SAVES = ["none", "best", "final", "all"]
 DEFAULT_EPOCHS = 15
+# What a schedule in words has before the steps in which the learning rate rises.
+WARM_UP = ", warm-up over "
 # The default model's width, with which it trains in a minute.
 DEFAULT_WIDTH = 0.125
 # Options that do nothing without --local-steps.
@@ -171,6 +173,11 @@ class RunConfig:
     )
     lr_trainings: int = option(
         0, "Set by `compare`: how many trainings were spent on that.", click.IntRange(0)
+    )
+    looked_for: str = option(
+        "",
+        "Set by `compare`: the other options that it has looked for too.",
+        WordOr("none", "", click.STRING),
     )
     lr_scaling: str = option(
         "none",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import WARM_UP, RunConfig
 
 if TYPE_CHECKING:
     import torch
@@ -332,7 +332,7 @@ def schedule(config: RunConfig, steps: int | None) -> str:
     else:
         words = "constant"
     if config.warm_up_steps:
-        words += f", warm-up over {config.warm_up_steps}"
+        words += f"{WARM_UP}{config.warm_up_steps}"
     return words
 
 
