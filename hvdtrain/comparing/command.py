@@ -55,7 +55,14 @@ from hvdtrain.comparing.grid import (
 )
 from hvdtrain.comparing.report_command import content_of, deciding_options, draw_report
 from hvdtrain.comparing.running import Comparison
-from hvdtrain.comparing.search import SPRINT_S, Search, on_equal_terms, sides, widen
+from hvdtrain.comparing.search import (
+    SPRINT_S,
+    Search,
+    on_equal_terms,
+    sides,
+    widen,
+    with_fewer_threads,
+)
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.forking import may_have_gpus
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option
@@ -304,7 +311,8 @@ def compare(
     earlier = find_finished(folder)
     state = ComparisonState(folder)
     given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
-    looks_for_rates = decided_by == BY_TIME_TO_TARGET and "lr" not in given
+    has_rate = "lr" in given or bool(config.script)  # a script has its own
+    looks_for_rates = decided_by == BY_TIME_TO_TARGET and not has_rate
     asked = experiment(config, sprint_s, requested) | {
         DECIDE_BY: decided_by,
         "learning rates": "looked for" if looks_for_rates else "as given",
@@ -317,6 +325,7 @@ def compare(
     not_varied = given if sprint_s else {*given, "modes"}
     most = _most_settings(requested, tune, state) if tune else None
     contenders = on_equal_terms(requested, widen(axes, plan_of, listed, not_varied), most)
+    contenders += with_fewer_threads(contenders, given)
     number_of_trainings = trainings if sprint_s else 0
     job = Comparison(
         folder,
@@ -329,6 +338,7 @@ def compare(
         search,
         decided_by,
         looks_for_rates=looks_for_rates,
+        given=given,
     )
     _note_crowds([] if gpus else crowded(requested, cores))
     if dry_run:
@@ -560,11 +570,6 @@ def _what_decides(ctx: click.Context, options: dict[str, Any]) -> str:
     decided_by = ctx.params["decide_by"] or BY_SPEED
     if decided_by == BY_SPEED:
         return BY_SPEED
-    if ctx.params["script"]:
-        raise UsageError(
-            "--decide-by target is not for --script: job.report says what a script has come to, "
-            "and not when"
-        )
     for name in ("trainings", "sprint"):
         if given_options(ctx, [name]):
             raise UsageError(

@@ -296,7 +296,8 @@ def _lines_of_rates(rates: Sequence[FoundRate]) -> dict[str, list[str]]:
 
 def _rate_words(tried: TriedRate) -> str:
     """Returns `0.0003: 3 of 3 reached the target, after 4,120 samples, accuracy 0.910`."""
-    words = f"{tried.lr:g}: {tried.reached} of {tried.trainings} reached the target"
+    rate = " ".join(filter(None, [f"{tried.lr:.4g}", tried.settings]))
+    words = f"{rate}: {tried.reached} of {tried.trainings} reached the target"
     if tried.samples is not None:
         words += f", after {tried.samples:,.0f} samples"
     if tried.accuracy is not None:

@@ -117,6 +117,12 @@ class Planned:
         return modes.ONE_MACHINE if self.one_machine else modes.declared(self.config.mode).family
 
     @property
+    def is_one_process(self) -> bool:
+        """Whether the run competes as one process with its machine to itself."""
+        is_machine = modes.declared(self.config.mode).family == modes.ONE_MACHINE
+        return is_machine and self.variant != SCALING
+
+    @property
     def side(self) -> str:
         """The name that rivals share.
 

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class Comparison:
         search: leaves out some contenders first; None if all are repeated.
         decided_by: what decides: see Conduct.
         looks_for_rates: whether the learning rate of each mathematics is looked for first.
+        given: options on the command line, which that search does not vary.
 
     Attributes:
         number_of_trainings: how many whole runs of each mathematics there are.
@@ -80,6 +81,7 @@ class Comparison:
         search: Search | None = None,
         decided_by: str = BY_SPEED,
         looks_for_rates: bool = False,
+        given: Collection[str] = (),
     ) -> None:
         self.folder = folder
         self.contenders = with_found_rates(contenders, state) if looks_for_rates else contenders
@@ -91,6 +93,7 @@ class Comparison:
         self.search = search
         self.decided_by = decided_by
         self.looks_for_rates = looks_for_rates
+        self.given = given
         kept = match(earlier, self._all_possible_runs(), folder)
         self.progress = Progress(kept, finished={run.name: run for run in earlier.values()})
         self._began = time.monotonic()
@@ -214,17 +217,21 @@ class Comparison:
     def _find_rates(self) -> None:
         """Finds the learning rate of each mathematics, at which its contenders are repeated."""
         contenders = contenders_to_repeat(self.contenders, self.state)
-        for rate in find_rates(contenders, self.state, self._train_for_rate):
-            self.console.print(f"learning rate of {', '.join(rate.of)}: {rate.found:g}")
+        for rate in find_rates(contenders, self.state, self._train_for_rate, self.given):
+            self.console.print(f"learning rate of {', '.join(rate.of)}: {rate.words}")
         self.contenders = with_found_rates(self.contenders, self.state)
 
-    def _train_for_rate(self, planned: Planned) -> Run | None:
+    def _train_for_rate(self, planned: Planned, name: str) -> Run | None:
         """Does a training of the search for learning rates, in `rates/`.
+
+        Args:
+            planned: the training.
+            name: of its rate and settings, for its folder.
 
         Returns:
             The finished training, which an earlier call may have done; None if it failed.
         """
-        run = planned.with_variant(f"{planned.variant}-lr{planned.config.lr:g}")
+        run = planned.with_variant(f"{planned.variant}-{name}")
         out = self.folder / "rates" / run.name
         if (out / "summary.json").is_file():
             return load_run(out)

@@ -203,6 +203,33 @@ def on_equal_terms(
     return chosen
 
 
+def with_fewer_threads(contenders: Sequence[Planned], given: Collection[str] = ()) -> list[Planned]:
+    """Returns one process with half of its threads, with a quarter of them, and so on.
+
+    The threads of a small model wait for each other at each layer, so that fewer may be faster. One
+    process has no more settings than a side, so that all have an equal chance.
+
+    Args:
+        contenders: the contenders, on equal terms.
+        given: options on the command line. Threads that were given are not varied.
+    """
+    if "threads" in given:
+        return []
+    most = max((len(settings) for settings in sides(contenders).values()), default=1)
+    taken = {_what_it_does(run) for run in contenders}
+    extras = []
+    for run in contenders:
+        threads = run.config.threads
+        if not run.is_one_process or run.config.device == "cuda":
+            continue
+        for _ in range(most - 1):
+            threads //= 2
+            extra = run.with_options(threads=threads).with_variant(f"{run.variant}-t{threads}")
+            if threads and _what_it_does(extra) not in taken:
+                extras.append(dataclasses.replace(extra, is_extra=True))
+    return extras
+
+
 def _others(requested: Sequence[Planned], wide: Sequence[Planned]) -> list[Planned]:
     """Returns the runs of `wide` that do something else than `requested` and than each other."""
     names = {run.contender for run in requested}
@@ -369,6 +396,11 @@ def _without_left_out(settings_by_side: Sides, state: ComparisonState) -> dict[s
 def _least_rounds(settings_by_side: Sides) -> int:
     """Returns how many rounds there are at least."""
     return least_rounds([len(settings) for settings in settings_by_side.values()])
+
+
+def _always_stays(run: Planned) -> bool:
+    """Returns whether a setting stays whatever its speed: one process, from which scaling is told."""
+    return run.is_one_process and not run.is_extra
 
 
 class _RunningSearch:
@@ -548,16 +580,14 @@ class _RunningSearch:
     def _why_slower(self, run: Planned, settings: Sequence[Planned], spread: Spread) -> str:
         """Returns by which rule and figures a setting is left out; empty if it stays.
 
-        A setting stays if an earlier search has decided so. One process always stays, since scaling
-        is measured from it.
+        A setting stays if an earlier search has decided so, and if _always_stays.
 
         Args:
             run: the setting.
             settings: all settings of its side that are left.
             spread: of all sprints.
         """
-        is_one_process = run.family == modes.ONE_MACHINE and not run.one_machine
-        if is_one_process or run.contender in self.decided:
+        if _always_stays(run) or run.contender in self.decided:
             return ""
         others = [other for other in settings if other is not run]
         rivals = [other for other in others if self._can_stand_for(other, run)]
@@ -624,7 +654,7 @@ class _RunningSearch:
         self, run: Planned, ahead: Planned, spread: Spread, rivals: int, rule: str
     ) -> None:
         """Leaves out a setting that seems slower than another, unless an earlier search kept it."""
-        if run is ahead or run.contender in self.decided:
+        if run is ahead or _always_stays(run) or run.contender in self.decided:
             return
         ratio = self._compare(run, ahead, spread, rivals)
         self.state.leave_out(run, self._reason(ratio, ahead, rule))

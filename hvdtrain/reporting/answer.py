@@ -73,7 +73,10 @@ class Answer:
         by_speed = self.data["by_speed"]
         if not by_speed:
             return self.word
-        headline = f"{self.word} by time to {self.data['target'] or 0:g}"
+        target = f"{self.data['target'] or 0:g}"
+        if self.data["target_of"] == "loss":
+            target = f"a loss of {target}"
+        headline = f"{self.word} by time to {target}"
         if by_speed["answer"] == UNKNOWN:
             return headline
         if by_speed["answer"] == self.word:
@@ -286,6 +289,7 @@ def _figures(evidence: Evidence, command: NextCommand) -> dict[str, Any]:
     if verdict.pair:
         runs, opponent_runs = [contenders.by_kind[kind] for kind in verdict.pair]
         time_to_target = figures.ratio_of_times(runs, opponent_runs)
+    target = figures.target(contenders)
     return {
         "decided_by": contenders.measure.name,
         "next_s": command.seconds,
@@ -296,7 +300,8 @@ def _figures(evidence: Evidence, command: NextCommand) -> dict[str, Any]:
         "leans": lean(evidence),
         "repeats_needed": command.repeats,
         "quality": [_quality_row(kind, result) for kind, result in evidence.qualities.items()],
-        "target": figures.target_accuracy(contenders),
+        "target": target.value if target else None,
+        "target_of": target.what if target else None,
         "time_to_target": time_to_target,
         "steps_and_samples": _steps_and_samples(evidence),
         "beside": "ring" if reference.family == modes.RING else reference.label,

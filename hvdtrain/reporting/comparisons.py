@@ -53,7 +53,7 @@ def split_into_comparisons(runs: Sequence[Run]) -> list[ComparedRuns]:
         if all(id(run) in placed for run in members):
             continue
         machines = [_as_one_machine(run) for run in beside[setting]]
-        compared[setting] = [*_with_one_machine(members), *machines]
+        compared[setting] = _with_parts_of_machine([*_with_one_machine(members), *machines])
     varied = Setting.varied(compared)
     comparisons = []
     for setting in sorted(compared, key=lambda setting: setting.order):
@@ -70,6 +70,18 @@ def _with_one_machine(members: Sequence[Run]) -> list[Run]:
     if not any(run.hosts_used > 1 for run in members):
         return list(members)
     return [_as_one_machine(run) for run in members]
+
+
+def _with_parts_of_machine(runs: Sequence[Run]) -> list[Run]:
+    """Returns the runs of a comparison.
+
+    One process that computed with some of its cores stands for one machine too, beside one that
+    had all: fewer threads may be faster. Without that, nothing shows what the machine can do.
+    """
+    is_whole = any(run.kind.is_one_process and run.kind.family for run in runs)
+    if not is_whole:
+        return list(runs)
+    return [replace(run, one_machine=True) if not run.kind.family else run for run in runs]
 
 
 def _machines_beside(members: Sequence[Run], finished: Sequence[Run]) -> list[Run]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from hvdtrain.base.config.run_config import flag
+
 # Names of the measures that may decide, the default first.
 BY_SPEED = "speed"
 BY_TIME_TO_TARGET = "time-to-target"
@@ -42,6 +44,7 @@ class TriedRate(Struct, frozen=True):
         reached: how many of the trainings reached the target.
         samples: the mean samples to the target of those that reached it; None if none did.
         accuracy: the mean validation accuracy in the end; None if all failed.
+        settings: what was set beside it, as `--warmup 8`.
     """
 
     lr: float
@@ -49,6 +52,12 @@ class TriedRate(Struct, frozen=True):
     reached: int
     samples: float | None = None
     accuracy: float | None = None
+    settings: str = ""
+
+
+def settings_in_words(settings: Mapping[str, bool | float | str]) -> str:
+    """Returns options as a command line has them: `--warmup 8`."""
+    return " ".join(f"{flag(name)} {value}" for name, value in settings.items())
 
 
 class FoundRate(Struct, frozen=True):
@@ -62,6 +71,8 @@ class FoundRate(Struct, frozen=True):
         trainings: how many trainings were spent, of all rates together.
         seconds: how long they trained.
         tried: each rate.
+        settings: what was found beside the rate, by option.
+        looked_for: the options that were looked for beside the rate.
     """
 
     of: Sequence[str]
@@ -71,6 +82,14 @@ class FoundRate(Struct, frozen=True):
     trainings: int
     seconds: float
     tried: Sequence[TriedRate] = ()
+    settings: Mapping[str, bool | int | float | str] = {}
+    looked_for: Sequence[str] = ()
+
+    @property
+    def words(self) -> str:
+        """The rate and what was found beside it: `0.0006 with --warmup 8`."""
+        beside = settings_in_words(self.settings)
+        return f"{self.found:g} with {beside}" if beside else f"{self.found:g}"
 
     @property
     def is_at_edge(self) -> bool:

@@ -339,10 +339,10 @@ def _rates_words(conduct: Conduct) -> str:
     found = []
     for rate in conduct.rates:
         spent = f"{rate.trainings} trainings, {three_digits(rate.seconds)} s"
-        found.append(f"{rate.found:g} for {', '.join(rate.of)} ({spent})")
+        found.append(f"{rate.words} for {', '.join(rate.of)} ({spent})")
     tried = conduct.rates[0].tried
     return (
-        f"learning rates, each the best of {len(tried)} around {conduct.rates[0].around:g} with "
+        f"learning rates, each the best of {len(tried)} settings around {conduct.rates[0].around:g} with "
         f"seeds that do not count: {'; '.join(found)}"
     )
 

@@ -26,6 +26,7 @@ from hvdtrain.reporting.drift import drift
 from hvdtrain.reporting.measures import SPEED, TIME_TO_TARGET, speed_runs
 from hvdtrain.reporting.quality import Quality, trained
 from hvdtrain.reporting.race import EITHER, ONE_MACHINE_WINS, RING_WINS, SERVERS_WIN, Verdict
+from hvdtrain.reporting.target import Target
 from hvdtrain.runs.command_lines import LONGER
 from hvdtrain.runs.fields import core_sharing, field_value
 from hvdtrain.runs.read import Kind, Run
@@ -191,11 +192,15 @@ def _reached_at_once(evidence: Evidence) -> Iterator[str]:
     """Yields that the first evaluation reached the target, so that the time is not known well."""
     if evidence.contenders.measure is not TIME_TO_TARGET:
         return
-    target = figures.target_accuracy(evidence.contenders) or 0.0
+    target = figures.target(evidence.contenders) or Target(0)
+    harder = "lower" if target.is_loss else "higher"
     for kind, runs in evidence.opponents:
-        firsts = [run.summary.evaluations[0] for run in runs if run.summary.evaluations]
-        if any(first.val_accuracy >= target for first in firsts):
-            yield f"the first evaluation of {kind.label} reached the target: a higher one tells more"
+        evaluations = [run.summary.evaluations[0] for run in runs if run.summary.evaluations]
+        firsts = [figure for figure in map(target.figure, evaluations) if figure is not None]
+        if any(map(target.is_reached_by, firsts)):
+            yield (
+                f"the first evaluation of {kind.label} reached the target: a {harder} one tells more"
+            )
 
 
 def _outer_optimizer(evidence: Evidence) -> Iterator[str]:

@@ -15,7 +15,7 @@ from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Run, display_names, grouped
 
 # Fields that are equal in all runs of a report, each with the reason. They are fields of
-# manifest.json, except for target_accuracy, which is a field of summary.json.
+# manifest.json, except for target_accuracy and target_loss, which are fields of summary.json.
 EQUAL_EVERYWHERE = {
     "hvdtrain": "another version may train or measure differently",
     "width": "it scales every layer, and with it both computing and traffic",
@@ -33,6 +33,7 @@ EQUAL_EVERYWHERE = {
     "nesterov": "part of the update rule",
     "weight_decay": "part of the update rule",
     "target_accuracy": "the time to reach it is compared",
+    "target_loss": "the time to reach it is compared",
     "stop_at_target": "a run that stops early has trained for less",
     "environment.computing": (
         "torch, OpenMP, MKL and the C library read them, and compute and allocate accordingly"
@@ -107,7 +108,7 @@ EQUAL_IN_TRANSPORT = {
 # which cores a process could use.
 _WHERE_RECORDED = {"environment.servers", "record", "hosts.cores_usable"}
 # Fields of trainings. Sprints do not have them.
-_OF_TRAININGS = {"schedule", "target_accuracy", "stop_at_target", "samples_digest"}
+_OF_TRAININGS = {"schedule", "target_accuracy", "target_loss", "stop_at_target", "samples_digest"}
 # Fields in which one process on a GPU may differ from workers that all compute on processors. The
 # one process has a machine to itself, whose GPUs would be too few for the workers.
 _OF_DEVICES = {"device", "hardware.gpus"}

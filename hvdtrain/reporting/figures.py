@@ -27,7 +27,7 @@ from hvdtrain.reporting.quality import trained
 from hvdtrain.reporting.race import Race
 from hvdtrain.reporting.rule import Differences, Lead
 from hvdtrain.reporting.table import Cell, Table
-from hvdtrain.reporting.target import Reach, reach_of
+from hvdtrain.reporting.target import Reach, Target, reach_of, target_of
 from hvdtrain.runs.read import Kind, Run
 
 # How many bootstrap samples the interval of a ratio of times takes.
@@ -259,13 +259,20 @@ def _expected_time_cell(row: Mapping[str, Any]) -> Cell:
     return _cell("time_to_target_s", to_target["seconds"], some)
 
 
-def target_accuracy(contenders: Contenders) -> float | None:
-    """Returns the accuracy whose time is told; None if no training has a target."""
+def target(contenders: Contenders) -> Target | None:
+    """Returns the target whose time is told; None if no training has one."""
     for runs in contenders.by_kind.values():
         for run in only_trainings(runs):
-            if run.summary.target_accuracy:
-                return run.summary.target_accuracy
+            found = target_of(run)
+            if found and found.value:
+                return found
     return None
+
+
+def target_accuracy(contenders: Contenders) -> float | None:
+    """Returns the accuracy whose time is told; None if there is none, or a loss in its place."""
+    found = target(contenders)
+    return found.value if found and not found.is_loss else None
 
 
 # The time to the target accuracy, also where not every training reaches it

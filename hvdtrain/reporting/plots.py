@@ -290,8 +290,13 @@ def _draw_training(
 
 
 def _accuracy_curve(evaluations: Sequence[Evaluation]) -> Line:
-    seconds = [evaluation.train_s for evaluation in evaluations]
-    return seconds, [evaluation.val_accuracy for evaluation in evaluations]
+    seconds = []
+    accuracies = []
+    for evaluation in evaluations:
+        if evaluation.val_accuracy is not None:
+            seconds.append(evaluation.train_s)
+            accuracies.append(evaluation.val_accuracy)
+    return seconds, accuracies
 
 
 # Time to the target against local steps

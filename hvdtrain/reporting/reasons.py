@@ -12,6 +12,7 @@ from hvdtrain.reporting.figures import format_ratio
 from hvdtrain.reporting.measures import SPEED, speed_runs
 from hvdtrain.reporting.quality import NOT_SHOWN, SAME, UNTOLD, WORSE, is_by_loss, trained
 from hvdtrain.reporting.race import EITHER, ONE_MACHINE_WINS, RING_WINS, SERVERS_WIN, UNKNOWN, Race
+from hvdtrain.reporting.target import Target
 from hvdtrain.runs.network_bound import network_bound
 from hvdtrain.runs.read import Kind
 
@@ -136,11 +137,11 @@ def _lead_in_time(evidence: Evidence, race: Race, one: str, other: str) -> str:
         race: the race, with the faster contender first.
         one, other: the contenders' labels.
     """
-    target = figures.target_accuracy(evidence.contenders) or 0
+    target = figures.target(evidence.contenders) or Target(0)
     own_seconds, own_reached = _time_words(evidence, race.one)
     seconds, reached = _time_words(evidence, race.other)
     took = (
-        f"{_closed(one)} took {own_seconds} to {target:g} ({own_reached} trainings reached it), "
+        f"{_closed(one)} took {own_seconds} to {target.words} ({own_reached} trainings reached it), "
         f"{_closed(other)} {seconds} ({reached})"
     )
     if not race.lead.n:

@@ -22,7 +22,7 @@ from hvdtrain.runs.request import CHOICES
 # Fields that `compare` sets for each run.
 _SET_BY_COMPARE = {"mode", "servers", "repeat", "seed", "threads", "sprint"}
 # Fields of a learning rate that `compare` has looked for.
-_OF_FOUND_RATE = {"lr", "lr_around", "lr_trainings"}
+_OF_FOUND_RATE = {"lr", "lr_around", "lr_trainings", "looked_for"}
 # A longer comparison's runs take so many times as long.
 LONGER = 4
 PLACEHOLDERS = {
@@ -68,7 +68,9 @@ def compare_command(
         left_out.add("stop_at_target")
     if any(config.lr_around for config in configs):
         left_out |= _OF_FOUND_RATE  # the command looks for the rate, or finds it in its folder
-    elif decide_by:
+        for config in configs:
+            left_out.update(config.looked_for.split(","))
+    elif decide_by and not configs[0].script:
         words += ["--lr", f"{configs[0].lr:g}"]  # or else it would look for the rate
         left_out.add("lr")
     words += _sizes(runs, add)
@@ -233,6 +235,7 @@ def run_command(run: Run, **changed: Any) -> str:
         "sprint",
         "lr_around",
         "lr_trainings",
+        "looked_for",
     )
     defaults = {name: getattr(RunConfig, name) for name in set_by_compare}
     config = dataclasses.replace(_config(run), **defaults | changed)

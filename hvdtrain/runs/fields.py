@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from hvdtrain.base.config.run_config import WARM_UP
 from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.world.host import COMPUTING
 from hvdtrain.runs.read import Run
@@ -198,6 +199,14 @@ def _learning_rate(run: Run) -> float | str | None:
     return f"found around {manifest.lr_around:g} in {manifest.lr_trainings} trainings"
 
 
+def _schedule(run: Run) -> str | None:
+    """Returns the schedule, without the warm-up where that was looked for."""
+    manifest = run.manifest
+    if not manifest.lr_around or manifest.schedule is None:
+        return manifest.schedule
+    return manifest.schedule.split(WARM_UP)[0]
+
+
 def _host_count(run: Run) -> int | None:
     return len(run.manifest.hardware.hosts) or None
 
@@ -218,6 +227,7 @@ _COMPARED_BY: dict[str, Callable[[Run], Any]] = {
     "placement": placement,
     "record": _record,
     "lr": _learning_rate,
+    "schedule": _schedule,
     "hardware.hosts": _host_count,
     "hardware.gpus": _gpu_models,
 }

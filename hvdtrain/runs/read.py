@@ -36,8 +36,9 @@ class Kind(NamedTuple):
         variant: the options of the mode and of its messages that are not at their defaults, as
             `zmq` or `backup 1`. For one process, first the hardware that it computed with, as
             `2 cores`, `1 of 2 cores` or `GPU`.
-        one_machine: whether it is a ring on one host in a comparison over several hosts, where it
-            stands for one machine.
+        one_machine: whether it stands for one machine in the comparison that it is in: a ring on
+            one host beside runs over several hosts, or one process on a part of its machine beside
+            one on all of it.
     """
 
     mode: str
@@ -50,15 +51,21 @@ class Kind(NamedTuple):
     def family(self) -> str:
         """The family of modes for which the kind competes.
 
-        It is empty for one process on a part of its machine, which is the baseline of scaling.
+        It is empty for one process on a part of its machine that does not stand for the machine.
         """
         if self.one_machine:
             return modes.ONE_MACHINE
         if self.mode not in modes.names():
             return modes.SERVERS if self.servers else modes.RING
-        family = modes.declared(self.mode).family
         had_part_of_machine = " of " in self.variant
-        return "" if family == modes.ONE_MACHINE and had_part_of_machine else family
+        if self.is_one_process and had_part_of_machine:
+            return ""
+        return modes.declared(self.mode).family
+
+    @property
+    def is_one_process(self) -> bool:
+        is_known = self.mode in modes.names()
+        return is_known and modes.declared(self.mode).family == modes.ONE_MACHINE
 
     @property
     def is_distributed(self) -> bool:
@@ -71,13 +78,13 @@ class Kind(NamedTuple):
         For example `one process, 2 cores`, `allreduce ×2`, `allreduce ×2 on one host`, or
         `ps-sync ×2+1, zmq` for two workers and one server.
         """
-        if not self.is_distributed and not self.one_machine:
+        if self.is_one_process:
             size = "one process"
         elif self.servers:
             size = f"{self.mode} ×{self.workers}+{self.servers}"
         else:
             size = f"{self.mode} ×{self.workers}"
-        if self.one_machine:
+        if self.one_machine and not self.is_one_process:
             size += " on one host"
         return ", ".join(filter(None, [size, self.variant]))
 
@@ -127,7 +134,7 @@ class Run:
         manifest = self.manifest
         variant = ", ".join(_option_words(name, value) for name, value in manifest.options.items())
         kind = Kind(manifest.mode, manifest.workers, manifest.servers, variant, self.one_machine)
-        if self.one_machine or kind.family != modes.ONE_MACHINE:
+        if not kind.is_one_process:
             return kind
         parts = filter(None, [_computed_with(manifest), variant])
         return kind._replace(variant=", ".join(parts))

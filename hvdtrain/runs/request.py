@@ -60,6 +60,7 @@ MAY_CHANGE = {
     "deterministic",
     "save",
     "target_accuracy",
+    "target_loss",
     "stop_at_target",
     "snapshot_every",
     "keep_snapshots",

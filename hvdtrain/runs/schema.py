@@ -208,12 +208,15 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """One evaluation of the model, after so many samples and seconds of training."""
+    """One evaluation of the model, after so many samples and seconds of training.
+
+    A script reports a loss, an accuracy or both.
+    """
 
     samples: Figure
     train_s: Figure
-    val_loss: Loss
-    val_accuracy: Share
+    val_loss: Loss | None = None
+    val_accuracy: Share | None = None
     step: Count | None = None
     epoch: Count | None = None
     train_loss: Loss | None = None
@@ -282,6 +285,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     test_loss: Loss | None = None
     test_accuracy: Share | None = None
     target_accuracy: Share | None = None
+    target_loss: Figure | None = None
     time_to_target_s: Figure | None = None
     exposed_comm_fraction: Figure | None = None
     bytes_sent_per_step: Figure | None = None

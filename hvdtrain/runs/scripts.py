@@ -27,6 +27,7 @@ _OF_OUR_LOOP = (
     "lr",
     "lr_around",
     "lr_trainings",
+    "looked_for",
     "schedule",
     "step_epochs",
     "step_factor",
@@ -35,8 +36,6 @@ _OF_OUR_LOOP = (
     "nesterov",
     "weight_decay",
     "shuffle_block",
-    "target_accuracy",
-    "stop_at_target",
 )
 # Options that a script cannot have, by their value, with the reason.
 _REFUSED = {
@@ -66,6 +65,8 @@ def script_problems(config: RunConfig) -> Iterator[str]:
     if not config.script:
         if config.script_args:
             yield "--script-args are for --script: give that too"
+        if config.target_loss:
+            yield "--target-loss is for --script: our own loop has --target-accuracy"
         return
     if Path(config.script).suffix != ".py":
         yield f"the script {config.script} is no Python file: give FILE.py"
@@ -73,6 +74,8 @@ def script_problems(config: RunConfig) -> Iterator[str]:
         shlex.split(config.script_args)
     except ValueError as error:
         yield f"--script-args {config.script_args}: {error}"
+    if config.target_loss and config.target_accuracy != RunConfig.target_accuracy:
+        yield "--target-accuracy and --target-loss exclude each other: give what the script reports"
     yield from _refused_options(config)
 
 

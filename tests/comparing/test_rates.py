@@ -8,7 +8,16 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.comparison_state import ComparisonState, conducted, tried_lines
 from hvdtrain.comparing.grid import Axes, plan
-from hvdtrain.comparing.rates import FACTORS, TRAININGS, find_rates, trials_of, with_found_rates
+from hvdtrain.comparing.rates import (
+    FACTORS,
+    FINER,
+    TRAININGS,
+    VARIANTS,
+    find_rates,
+    trials_of,
+    variants_of,
+    with_found_rates,
+)
 from hvdtrain.reporting.comparisons import split_into_comparisons
 from hvdtrain.reporting.content import collect
 from hvdtrain.reporting.fairness import check
@@ -24,15 +33,23 @@ def contenders():
 
 
 class Trainings:
-    """Made-up trainings that take fewest epochs at the best rate of their mode."""
+    """Made-up trainings that take fewest epochs at the best rate of their mode, and fewer where an
+    option has this value.
+    """
 
-    def __init__(self):
+    def __init__(self, better="", value=None):
         self.runs = []
+        self.names = []
+        self.better = better
+        self.value = value
 
-    def __call__(self, planned):
+    def __call__(self, planned, name):
         self.runs.append(planned)
-        ratio = planned.config.lr / BEST[planned.config.mode]
-        return made_run("allreduce", 2, accuracy=1.0 - 0.01 * max(ratio, 1 / ratio))
+        self.names.append((planned.name, name))
+        config = planned.config
+        ratio = config.lr / BEST[config.mode]
+        better = 0.004 if self.better and getattr(config, self.better) == self.value else 0.0
+        return made_run("allreduce", 2, accuracy=1.0 - 0.01 * max(ratio, 1 / ratio) + better)
 
 
 def test_each_mathematics_has_as_many_rates_and_trainings_with_other_seeds(contenders, tmp_path):
@@ -42,11 +59,13 @@ def test_each_mathematics_has_as_many_rates_and_trainings_with_other_seeds(conte
     assert (lockstep.found, asynchronous.found) == (6e-4, 1.5e-4)
     assert lockstep.trainings == asynchronous.trainings == TRAININGS == len(train.runs) / 2
     for rate in (lockstep, asynchronous):
-        assert [tried.lr for tried in rate.tried] == [3e-4 * factor for factor in FACTORS]
-        assert sorted(tried.trainings for tried in rate.tried) == [1, 1, 2, 3, 3]
+        rates, others = rate.tried[: len(FACTORS)], rate.tried[len(FACTORS) :]
+        assert [tried.lr for tried in rates] == [3e-4 * factor for factor in FACTORS]
+        assert sorted(tried.trainings for tried in rates) == [1, 1, 2, 3, 3]
+        assert sorted(tried.trainings for tried in others) == [1, 2, 3]
     repeats = {run.as_repeat(number).config.seed for run in contenders for number in range(1, 57)}
     assert not repeats & {run.config.seed for run in train.runs}
-    assert len({(run.name, run.config.lr) for run in train.runs}) == len(train.runs)
+    assert len(set(train.names)) == len(train.runs)
     by_mode = {
         mode: sorted(run.config.seed for run in train.runs if run.config.mode == mode)
         for mode in BEST
@@ -74,18 +93,49 @@ def test_what_was_found_stays_in_the_folder_and_new_modes_share_it(contenders, t
     assert (with_rate.lr_around, with_rate.lr_trainings) == (3e-4, TRAININGS)
 
 
+def test_as_many_other_settings_are_tried_at_the_best_rate(contenders, tmp_path):
+    found = find_rates(contenders, ComparisonState(tmp_path), Trainings())
+    lockstep, asynchronous = [[tried.settings for tried in rate.tried[5:]] for rate in found]
+    assert lockstep[0].startswith("--warmup ") and lockstep[1:] == ["", ""]  # finer rates
+    assert asynchronous[:2] == ["--push-scale none", "--push-scale mean"]
+    assert asynchronous[2] == lockstep[0]
+    ssp = plan(RunConfig(stop_at_target=True), Axes(["ps-ssp"]))[0]
+    tried = [settings for _, settings in variants_of(ssp, 3e-4, 1500, ())]
+    assert tried[:2] == [{"staleness": 4}, {"push_scale": "none"}] and "warmup" in tried[2]
+
+
+def test_what_was_given_is_not_varied_and_as_much_is_tried(contenders):
+    given = {"warmup", "push_scale"}
+    for run in (contenders[0], contenders[2]):
+        variants = variants_of(run, 3e-4, 1500, given)
+        assert len(variants) == VARIANTS and not any(settings for _, settings in variants)
+
+
+def test_a_setting_that_was_found_is_of_the_runs_and_stands_in_the_report(contenders, tmp_path):
+    state = ComparisonState(tmp_path)
+    train = Trainings("push_scale", "none")
+    lockstep, asynchronous = find_rates(contenders, state, train)
+    assert not lockstep.settings and asynchronous.words == "0.00015 with --push-scale none"
+    config = with_found_rates(contenders, state)[2].config
+    assert config.push_scale == "none" and config.looked_for == "push_scale,warmup"
+    [lines] = tried_lines(tmp_path).values()
+    assert "0.00015 --push-scale none: 3 of 3 reached the target" in lines[1]
+    assert ComparisonState(tmp_path).rates == state.rates
+
+
 def test_a_rate_whose_trainings_fail_or_do_not_reach_the_target_is_not_found(contenders, tmp_path):
-    def train(planned):
+    def train(planned, name):
         if planned.config.lr > 3e-4:
             return None
-        return made_run("allreduce", 2, accuracy=0.98 if planned.config.lr == 7.5e-5 else 0.9)
+        accuracy = 0.98 if planned.config.lr < 1e-4 else 0.9
+        return made_run("allreduce", 2, accuracy=accuracy + 0.01 * (planned.config.lr < 7e-5))
 
     [found] = find_rates(contenders[:1], ComparisonState(tmp_path), train)
-    assert found.found == 7.5e-5 and found.is_at_edge
+    assert found.found == pytest.approx(7.5e-5 / FINER) and found.is_at_edge
 
 
 def test_where_nothing_can_be_told_the_given_rate_stays(contenders, tmp_path):
-    [found] = find_rates(contenders[:1], ComparisonState(tmp_path), lambda planned: None)
+    [found] = find_rates(contenders[:1], ComparisonState(tmp_path), lambda planned, name: None)
     assert found.found == found.around == 3e-4 and not found.is_at_edge
 
 

@@ -16,7 +16,14 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.command import compare
 from hvdtrain.comparing.comparison_state import ComparisonState, conducted, tried_lines
 from hvdtrain.comparing.grid import Axes, plan
-from hvdtrain.comparing.search import SPRINT_S, Search, on_equal_terms, sides, widen
+from hvdtrain.comparing.search import (
+    SPRINT_S,
+    Search,
+    on_equal_terms,
+    sides,
+    widen,
+    with_fewer_threads,
+)
 from hvdtrain.comparing.selection import contenders_to_repeat
 from hvdtrain.launch.hosts import parse_hosts
 
@@ -331,3 +338,32 @@ def test_whole_runs_are_not_tuned():
     assert result.exit_code != 0 and "--tune looks for the best by sprints" in str(result.exception)
     result = CliRunner().invoke(compare, ["--tune", "1m", "--modes", "single", "--dry-run"])
     assert result.exit_code != 0 and "--tune is of rings and servers" in str(result.exception)
+
+
+# One process with fewer threads
+
+
+def machine_of(cores, modes="single,allreduce,ddp"):
+    """One process with that many threads, beside other modes."""
+    planned = settings(modes)
+    return [run.with_options(threads=cores) if run.is_one_process else run for run in planned]
+
+
+def test_one_process_tries_fewer_threads_as_often_as_a_side_tries_settings():
+    planned = machine_of(16)
+    rings = len(sides(planned)["ring-w2"])
+    extras = with_fewer_threads(planned)
+    assert [run.config.threads for run in extras] == [8, 4, 2, 1][: rings - 1]
+    assert all(run.is_extra and run.side == planned[0].side for run in extras)
+    assert not with_fewer_threads(planned, given={"threads"})
+    assert not with_fewer_threads(machine_of(1))
+    assert not with_fewer_threads(machine_of(16, modes="single,allreduce"))
+
+
+@pytest.mark.parametrize("faster", [0.5, 2.0])
+def test_fewer_threads_stay_if_they_seem_faster_and_all_cores_in_any_case(tmp_path, faster):
+    planned = machine_of(2)
+    contenders = [*planned, *with_fewer_threads(planned)]
+    staying, _, _ = search(contenders, tmp_path, {"single-w1-t1": 100 * faster})
+    one_process = [name for name in staying if name.startswith("single")]
+    assert one_process == ["single-w1", "single-w1-t1"][: 2 if faster > 1 else 1]

@@ -237,6 +237,18 @@ def test_one_process_with_a_part_of_its_machine_is_no_contender():
     assert part[0].kind.label == "one process, 1 of 2 cores"
 
 
+def test_one_process_with_fewer_threads_stands_for_the_machine_beside_one_with_all():
+    part = repeats(ONE, 170, change={"threads_per_worker": 1})
+    [comparison] = split_into_comparisons([*part, *repeats(ONE, 140), *repeats(RING2, 130)])
+    assert [kind.label for kind in comparison.by_kind][:2] == [
+        "one process, 1 of 2 cores",
+        "one process, 2 cores",
+    ]
+    said = reach_answer(comparison.runs)
+    assert said.word == ONE_PROCESS
+    assert said.because.startswith("one process, 1 of 2 cores, did 1.31 to 1.31 times")
+
+
 # One machine, of several hosts or beside batches of several workers
 
 

@@ -71,6 +71,32 @@ def test_the_time_lies_between_two_evaluations_and_is_the_whole_time_where_none_
     assert reached(change={"sprint": 2.0}) is None
 
 
+def test_a_loss_falls_evenly_to_its_target_and_what_is_no_number_is_passed_over():
+    evaluations = [
+        Evaluation(samples=10 * n, train_s=n, val_loss=loss)
+        for n, loss in enumerate((2.0, math.nan, 1.0, 0.2), 1)
+    ]
+    made = run(change={"script": "train.py"})
+    told = {"evaluations": evaluations, "wall_s": 4.5, "target_accuracy": None}
+    summary = structs.replace(made.summary, **told, target_loss=0.6)
+    assert reach_of(replace(made, summary=summary)) == pytest.approx((3.5, 35.0, True))
+    missed = structs.replace(summary, target_loss=0.1, samples=45)
+    assert reach_of(replace(made, summary=missed)) == Reach(4.5, 45, False)
+
+
+def test_a_loss_is_named_in_the_answer():
+    def lost(kind, speed):
+        return [
+            run(*kind, repeat=n, speed=speed * factor, target_accuracy=None, target_loss=0.1)
+            for n, factor in enumerate(SPREAD, 1)
+        ]
+
+    said = decide(lost(RING2, 120), lost(SERVED, 100))
+    assert said.headline == "RING by time to a loss of 0.1, and by speed"
+    assert "s to a loss of 0.1 (5 of 5 trainings reached it)" in said.because
+    assert said.data["target_of"] == "loss"
+
+
 def test_five_whole_trainings_have_a_word_with_seconds_and_how_many_reached_the_target():
     said = decide(
         trainings(RING2, 120, 4), trainings(SERVED, 100, 4, SPREAD[::-1]), trainings(ONE, 50, 4)
@@ -207,7 +233,6 @@ def test_explain_says_of_a_comparison_what_made_the_difference(tmp_path):
     [
         (["--trainings", "2"], "--trainings is for --decide-by speed"),
         (["--sprint", "4"], "--sprint is for --decide-by speed"),
-        (["--script", "x.py"], "--decide-by target is not for --script"),
     ],
 )
 def test_what_has_no_use_is_refused(words, message):
@@ -220,3 +245,14 @@ def test_repeats_are_whole_trainings_that_end_at_the_target(tmp_path):
     printed = CliRunner().invoke(compare, [*words, "--dry-run"]).output
     assert printed.count("--stop-at-target") == 10 and "--sprint" not in printed
     assert "forecast: 10 runs to do take at most about" in printed
+
+
+def test_times_to_the_target_are_planned_with_slow_workers_too():
+    words = "--decide-by target --target-accuracy 0.9 --modes allreduce,ps-async --lr 0.001"
+    slow = ["--slow", "none,1:3x", "--dry-run"]
+    planned = CliRunner().invoke(compare, [*words.split(), *slow])
+    assert planned.exit_code == 0, planned.output
+    commands = [line for line in planned.output.splitlines() if "hvdtrain launch" in line]
+    slowed = [line for line in commands if "--slow 1:3x" in line]
+    assert len(commands) == 2 * len(slowed) and slowed
+    assert all("--stop-at-target" in line for line in commands)

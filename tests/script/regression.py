@@ -20,6 +20,7 @@ parser.add_argument("--counted", action="store_true", help="samples by the sampl
 parser.add_argument("--loose", action="store_true", help="a parameter in no model")
 parser.add_argument("--clip-own", action="store_true", help="at more than any gradient has")
 parser.add_argument("--unused", action="store_true", help="a parameter without a gradient")
+parser.add_argument("--report", action="store_true", help="the loss, after each epoch")
 args = parser.parse_args()
 
 BATCH = 24
@@ -66,6 +67,15 @@ if args.fault == "twice":
     job.prepare(*models, optimizer)
 
 data = torch.utils.data.TensorDataset(inputs, targets)
+
+
+def mean_loss():
+    with torch.no_grad():
+        rows = job.part(data)
+        error = ((head(body(inputs[rows])) - targets[rows]) ** 2).sum()
+    return float(job.sum(error)) / targets.numel()
+
+
 loader = torch.utils.data.DataLoader(data, batch_size=BATCH // job.size, sampler=job.sampler(data))
 steps = args.steps - (args.fault == "early" and job.rank == 0)
 if args.fault == "unstepped":
@@ -90,11 +100,11 @@ while taken < steps:
         optimizer.step()
         scheduler.step()
         taken += 1
+    if args.report:
+        job.refresh()
+        job.report(loss=mean_loss())
 job.finish()
-with torch.no_grad():
-    rows = job.part(data)
-    error = ((head(body(inputs[rows])) - targets[rows]) ** 2).sum()
-mean = float(job.sum(error)) / targets.numel()
+mean = mean_loss()
 job.report(loss=mean)
 if job.is_first:
     print(f"loss {mean:.6f} with {job.size}", flush=True)

@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from helpers.foretold import BESIDE_TESTS
 from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
 from helpers.report_runs import run
 
 from hvdtrain.base.errors import UsageError
+from hvdtrain.job.rank.command import train
 from hvdtrain.reporting.answer import SERVERS_WIN, UNKNOWN, reach_answer
 from hvdtrain.reporting.fairness import check
 from hvdtrain.runs.command_lines import compare_command, with_placeholders
@@ -98,3 +100,48 @@ def test_a_script_is_compared(tmp_path):
     manifest = json.loads((out / "runs" / "allreduce-w2-r1" / "manifest.json").read_text())
     assert manifest["script"] == "regression.py" and manifest["model_hash"].startswith("sha256:")
     assert manifest["script_args"] == "--steps 1000000 --one-model"
+
+
+@pytest.mark.timeout(300)
+def test_a_script_is_compared_by_the_time_to_a_loss_that_it_reports(tmp_path):
+    script = Path(__file__).with_name("regression.py")
+    out = tmp_path / "out"
+    target = ["--decide-by", "target", "--target-loss", "1.02", "--repeats", "1"]
+    words = ["compare", "--script", str(script), "--modes", "allreduce,ps-async", "--wire", "zmq"]
+    done = hvdtrain(
+        *[*words, *target, "--ring-transport", "mpi", "--out", str(out)],
+        *["--", "--steps", "4000", "--one-model", "--optimizer", "adam", "--report"],
+        first=forks_first() + BESIDE_TESTS,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout
+    verdict = json.loads((out / "verdict.json").read_text())
+    assert verdict["decided_by"] == "time-to-target"
+    assert (verdict["target"], verdict["target_of"]) == (1.02, "loss")
+    assert {row["mode"]: row["to_target"]["reached"] for row in verdict["runs"]} == {
+        "allreduce": 1,
+        "ps-async": 1,
+    }
+    summary = json.loads((out / "runs" / "allreduce-w2-r1" / "summary.json").read_text())
+    *_, before, last = summary["evaluations"]
+    assert before["val_loss"] > 1.02 >= last["val_loss"]  # it ended there
+    assert last["samples"] == summary["steps"] * 24 == last["step"] * 24
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_never_reports_its_target_ends_in_a_line(tmp_path):
+    script = Path(__file__).with_name("regression.py")
+    options = ["--mode", "single", "--target-accuracy", "0.9", "--stop-at-target"]
+    words = ["train", *options, "--script", str(script), "--out", str(tmp_path / "out")]
+    done = hvdtrain(*words, timeout=100)
+    assert done.returncode == 1
+    assert "never called job.report(accuracy=…)" in done.stdout and "--target-loss" in done.stdout
+
+
+def test_a_loss_to_reach_is_for_scripts():
+    for words, line in (
+        (["--target-loss", "0.5"], "--target-loss is for --script"),
+        (["--script", __file__, "--target-loss", "1", "--target-accuracy", "0.5"], "exclude each"),
+    ):
+        told = CliRunner().invoke(train, ["--mode", "single", *words])
+        assert isinstance(told.exception, UsageError) and line in str(told.exception)

@@ -71,6 +71,7 @@ GROUPS = {
         "lr_scaling",
         "lr_around",
         "lr_trainings",
+        "looked_for",
         "accumulate",
         "step_epochs",
         "step_factor",
@@ -97,6 +98,7 @@ GROUPS = {
     "Measuring": (
         "decide_by",
         "target_accuracy",
+        "target_loss",
         "stop_at_target",
         "margin",
         "accuracy_margin",

@@ -28,6 +28,8 @@ from hvdtrain.base.errors import UsageError
 DEVICES = ["auto", "cpu", "cuda"]
 SAVES = ["none", "best", "final", "all"]
 DEFAULT_EPOCHS = 15
+# What a schedule in words has before the steps in which the learning rate rises.
+WARM_UP = ", warm-up over "
 # The default model's width, with which it trains in a minute.
 DEFAULT_WIDTH = 0.125
 # Options that do nothing without --local-steps.
@@ -178,6 +180,11 @@ class RunConfig:
     )
     lr_trainings: int = option(
         0, "Set by `compare`: how many trainings were spent on that.", click.IntRange(0)
+    )
+    looked_for: str = option(
+        "",
+        "Set by `compare`: the other options that it has looked for too.",
+        WordOr("none", "", click.STRING),
     )
     lr_scaling: str = option(
         "none",
@@ -355,8 +362,16 @@ class RunConfig:
     target_accuracy: float = option(
         0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1)
     )
+    target_loss: float = option(
+        0.0,
+        "With --script: the loss that it reports whose time is reported, in place of an accuracy.",
+        WordOr("none", 0.0, click.FloatRange(0, min_open=True)),
+    )
     stop_at_target: bool = option(
-        False, "Stop after the first evaluation that reaches --target-accuracy.", bool
+        False,
+        "Stop after the first evaluation that reaches --target-accuracy; with --script, after the "
+        "first job.report that does.",
+        bool,
     )
     save: str = option(
         "all",
@@ -579,6 +594,12 @@ class RunConfig:
     def bucket_elements(self) -> int:
         """The largest number of float32 weights that travel as one message."""
         return int(self.bucket_mb * 2**20 / 4)
+
+    def reaches_target(self, accuracy: float | None, loss: float | None) -> bool:
+        """Returns whether an evaluation reaches the target."""
+        if self.target_loss:
+            return loss is not None and loss <= self.target_loss
+        return accuracy is not None and accuracy >= self.target_accuracy
 
     def total_steps(self, samples: int) -> int | None:
         """Returns how many steps training takes; None if time decides.

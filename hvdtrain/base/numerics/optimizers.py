@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdtrain.base.config.run_config import OuterSettings, RunConfig
+from hvdtrain.base.config.run_config import WARM_UP, OuterSettings, RunConfig
 
 if TYPE_CHECKING:
     import torch
@@ -350,7 +350,7 @@ def schedule(config: RunConfig, steps: int | None) -> str:
     else:
         words = "constant"
     if config.warm_up_steps:
-        words += f", warm-up over {config.warm_up_steps}"
+        words += f"{WARM_UP}{config.warm_up_steps}"
     return words
 
 

@@ -421,7 +421,7 @@ class WorkerSession:
 
     def report(self, figures: dict[str, float]) -> None:
         if self.steps:
-            self.steps.history.reported.update(figures)
+            self.steps.report(figures)
 
     def finish(self) -> None:
         if self._has_finished or not self.steps:
@@ -487,6 +487,7 @@ class WorkerSession:
             self.processor_s = self.steps.processor.seconds()
         else:
             self.finish()
+            self._check_reported()
         self.progress.close()
         self.recorder.close()
         model = self._whole_model()
@@ -503,6 +504,22 @@ class WorkerSession:
             self.slowdown,
         )
         finish(training, Measured(0, self.processor_s, self.host_loads), None)
+
+    def _check_reported(self) -> None:
+        """Checks that the script has reported what it is to reach.
+
+        Raises:
+            Failure: it has not.
+        """
+        assert self.steps
+        config = self.job.config
+        if config.stop_at_target and not self.steps.history.reports:
+            what = "loss" if config.target_loss else "accuracy"
+            other = "accuracy" if config.target_loss else "loss"
+            raise Failure(
+                f"{Path(config.script).name} never called job.report({what}=…), whose target is "
+                f"awaited: call it in the loop, on all workers, or give --target-{other}"
+            )
 
 
 def _names(models: list[nn.Module], handed_in: HandedIn) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.numerics.clock import PARTS, WAITS
 from hvdtrain.base.numerics.durations import percentile
 from hvdtrain.base.system.memory import peak_rss_mb
@@ -101,7 +102,7 @@ def summarise(
         "samples": samples,
         "wall_s": wall_s,
         "samples_per_s": samples / wall_s,
-        **_of_evaluations(history, job.config.target_accuracy),
+        **_of_evaluations(history, job.config),
         "bytes_sent_per_step": bytes_sent / steps_taken if steps_taken else None,
         **_of_rounds(rounds, bytes_sent),
         "peak_rss_mb": sum(process["peak_rss_mb"] for process in processes),
@@ -112,16 +113,19 @@ def summarise(
         **_of_membership(sync),
         "snapshots": history.snapshots,
         "snapshot_s": history.snapshot_s,
-        "evaluations": history.evaluations,
+        "evaluations": history.evaluations or history.reports,
     }
 
 
-def _of_evaluations(history: History, target_accuracy: float) -> dict[str, Any]:
+def _of_evaluations(history: History, config: RunConfig) -> dict[str, Any]:
     """Returns the last and the best validation results, and when the target was reached."""
     last = history.last or {}
     best = history.best or {}
+    rows = history.evaluations or history.reports
     reached_s = [
-        row["train_s"] for row in history.evaluations if row["val_accuracy"] >= target_accuracy
+        row["train_s"]
+        for row in rows
+        if config.reaches_target(row["val_accuracy"], row["val_loss"])
     ]
     return {
         "val_accuracy": last.get("val_accuracy", history.reported.get("accuracy")),
@@ -129,7 +133,8 @@ def _of_evaluations(history: History, target_accuracy: float) -> dict[str, Any]:
         "best_val_loss": best.get("val_loss"),
         "best_val_accuracy": best.get("val_accuracy"),
         "best_step": best.get("step"),
-        "target_accuracy": target_accuracy,
+        "target_accuracy": None if config.target_loss else config.target_accuracy,
+        "target_loss": config.target_loss or None,
         "time_to_target_s": reached_s[0] if reached_s else None,
     }
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -36,7 +37,7 @@ from hvdtrain.job.coordination.store_group import StoreGroup
 from hvdtrain.job.coordination.synchroniser import NO_STATE, OwnState, ring_traffic
 from hvdtrain.job.wire import horovod
 from hvdtrain.job.wire.heartbeat import TOLD_AFTER, UNLIMITED_S, end_when_silent
-from hvdtrain.job.wire.horovod import wait_for_any
+from hvdtrain.job.wire.horovod import LONGEST_PAUSE_S, wait_for_any
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -75,10 +76,15 @@ class Collectives:
 
     Attributes:
         updates: when optimizers were at work.
+        is_awaited: whether somebody waits for results. While nobody does, as in a backward pass,
+            the thread seldom looks whether they are there: each look takes processor time, and the
+            interpreter's lock, from the thread that computes.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.updates = Stretches(device)
+        self.is_awaited = threading.Event()
+        self.is_awaited.set()
         self._begun: SimpleQueue[Operation] = SimpleQueue()
         threading.Thread(target=self._wait, args=(device,), name="ring", daemon=True).start()
 
@@ -147,7 +153,8 @@ class Collectives:
                 waiting.clear()
                 forget.future.set_result(None)
                 continue
-            done = wait_for_any([one.handle for one in waiting], self._begun.empty)
+            handles = [one.handle for one in waiting]
+            done = wait_for_any(handles, self._begun.empty, self._pause)
             if done is None:
                 continue
             operation = waiting.pop(done)
@@ -160,6 +167,13 @@ class Collectives:
                     operation.future.set_result(result)
             except Exception as error:
                 operation.future.set_exception(error)
+
+    def _pause(self, seconds: float) -> None:
+        """Sleeps between two looks; where nobody waits for results, until somebody does."""
+        if self.is_awaited.is_set():
+            time.sleep(seconds)
+        else:
+            self.is_awaited.wait(LONGEST_PAUSE_S)
 
 
 def as_float16(tensor: torch.Tensor) -> torch.Tensor:

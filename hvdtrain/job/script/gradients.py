@@ -178,7 +178,7 @@ class Bucketed(Gradients):
         self.names = names
         self.tell = tell
         self.parameters = handed_in.parameters
-        self.weights = flatten_weights(holder)
+        self.weights = self.exchanged_weights(holder)
         sizes = [p.numel() for p in self.parameters]
         borders = handed_in.borders()
         sync.carry(sizes, self.weights)
@@ -197,6 +197,10 @@ class Bucketed(Gradients):
         self._told_of_missing = False
         for number, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._take, number))
+
+    def exchanged_weights(self, holder: nn.Module) -> torch.Tensor:
+        """Returns the weights that come back, [elements], in the parameters' own memory."""
+        return flatten_weights(holder)
 
     def set_accumulating(self, accumulating: bool) -> None:
         self._accumulating = accumulating
@@ -297,25 +301,46 @@ def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
 class Averaged(Bucketed):
     """Gradients that Horovod averages, for the script's own optimizer."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, sync: Any, *arguments: Any) -> None:
+        super().__init__(sync, *arguments)
         self._gradients: dict[int, torch.Tensor] = {}  # of the step's parameters, by number
+        # Of each parameter that is gathered with others: the memory in which it is averaged too.
+        self._gathered: dict[int, torch.Tensor] = {}
+        for number, parameter in enumerate(self.parameters):
+            gathered = self.exchange.bucketer.gathered(number)
+            if gathered is not None:
+                self._gathered[number] = gathered.view(parameter.shape)
         for lane in self.exchange.lanes:
             lane.only_averages = True
+        self._is_awaited = sync.collectives.is_awaited
+        self._is_awaited.clear()
+
+    def exchanged_weights(self, holder: nn.Module) -> torch.Tensor:
+        """Returns a vector without memory: no weights come back, and parameters stay where they are.
+
+        In a flat vector most of them would begin off the boundaries that kernels are fast at.
+        """
+        elements = sum(p.numel() for p in self.parameters)
+        return torch.empty(1, device=self.parameters[0].device).expand(elements)
 
     def _keep(self, number: int, gradient: torch.Tensor) -> None:
-        gathered = self.exchange.bucketer.gathered(number)
-        self._gradients[number] = gradient if gathered is None else gathered.view(gradient.shape)
+        if number not in self._gathered:
+            self._gradients[number] = gradient
 
     def synchronize(self) -> None:
         if self._is_synchronized:
             return
         self._is_synchronized = True
         self._send_rest()
+        self._is_awaited.set()
         self.exchange.wait_for_all()
-        for number, parameter in enumerate(self.parameters):
+        self._is_awaited.clear()
+        for number, gathered in self._gathered.items():
+            self.parameters[number].grad = gathered
+        for number, gradient in self._gradients.items():
             self._take_average(number)
-            parameter.grad = self._gradients.pop(number)
+            self.parameters[number].grad = gradient
+        self._gradients.clear()
 
     def _take_average(self, number: int) -> None:
         """Leaves the average in a parameter's gradient, where it does not lie there already."""

@@ -255,7 +255,9 @@ class ScriptJob:
     def report(self, **figures: float) -> None:
         """Takes what the training has come to, for summary.json and comparisons.
 
-        All workers call this, with the same figures.
+        All workers call this, with the same figures. With --stop-at-target, as in a comparison by
+        the time to the target, it blocks until all have, and ends the script where the first
+        worker's figure reaches the target.
 
         Args:
             figures: `accuracy`, from 0 to 1, of which more is better, or `loss`, of which less is.

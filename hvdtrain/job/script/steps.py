@@ -1,6 +1,6 @@
 """What is counted and decided after each step of a script: metrics, the end of a sprint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from hvdtrain.job.training.sprint import Sprint
 
 
 class ScriptStopped(BaseException):
-    """Ends a script between two steps, when its time or its steps are over.
+    """Ends a script between two steps, when its time or its steps are over, or it has its target.
 
     It is no Exception, so that a script that catches those ends too.
     """
@@ -202,6 +202,41 @@ class Steps:
             raise ScriptStopped
         if self.history.step == self.history.warm_steps:
             self.processor = ProcessorTime(self.sync)
+        self.timer = Timer(self.history.wall_s)
+        self.clock.start()
+
+    def report(self, figures: Mapping[str, float]) -> None:
+        """Takes figures of quality; with --stop-at-target, after so many seconds and samples.
+
+        All workers call this together then.
+
+        Raises:
+            ScriptStopped: the first worker's figure reaches the target.
+        """
+        self.history.reported.update(figures)
+        config = self.config
+        what = "loss" if config.target_loss else "accuracy"
+        if not config.stop_at_target or config.sprint or what not in figures:
+            return
+        accuracy, loss = figures.get("accuracy"), figures.get("loss")
+        if not self.is_over:
+            self.clock.mark("data")
+            self.meet()
+        own = [self.recorder.samples, float(config.reaches_target(accuracy, loss))]
+        _, rows = self.sync.group.all_gather(own)
+        self.history.reports.append(
+            {
+                "step": self.history.step,
+                "samples": rows[:, 0].sum().item(),
+                "train_s": self.history.wall_s,
+                "val_loss": loss,
+                "val_accuracy": accuracy,
+            }
+        )
+        if self.is_over:  # after job.finish()
+            return
+        if rows[0, 1]:
+            raise ScriptStopped
         self.timer = Timer(self.history.wall_s)
         self.clock.start()
 

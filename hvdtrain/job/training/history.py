@@ -18,6 +18,8 @@ class History:
         samples: samples that all workers have trained on, up to the last evaluation.
         wall_s: seconds of training, without evaluations and snapshots.
         reported: figures of quality that a script gave: see job.script.handle.ScriptJob.report.
+        reports: a row of each such report that was measured by the target: step, samples (of all
+            workers), train_s, val_loss and val_accuracy, one of which may be None.
         snapshots: how many snapshots were saved.
         snapshot_s: how many seconds training waited for snapshots.
         warm_steps: the steps of a sprint's warm-up, which its figures leave out.
@@ -29,6 +31,7 @@ class History:
     samples: int = 0
     wall_s: float = 0.0
     reported: dict[str, float] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
     snapshots: int = 0
     snapshot_s: float = 0.0
     warm_steps: int = 0

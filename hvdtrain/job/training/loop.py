@@ -341,7 +341,7 @@ def _evaluate(training: Training, validation: Batches, epoch: int, trained: int 
     training.progress.evaluation(row)
     # Nobody trains while the worker that leads writes, and then waits for it within a step.
     training.sync.group.barrier()
-    return val_accuracy >= job.config.target_accuracy
+    return job.config.reaches_target(val_accuracy, val_loss)
 
 
 def _save(training: Training, decision: Decision) -> None:

@@ -25,6 +25,10 @@ _MPI_STARTERS = ("mpirun", "pmi")
 DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 * 2**20), "HOROVOD_CYCLE_TIME": "1"}
 # How often a rendezvous looks whether it is to close, in seconds.
 LOOK_EVERY_S = 0.05
+# The shortest and the longest pause between two looks whether Horovod has reduced something, in
+# seconds.
+SHORTEST_PAUSE_S = 3e-4
+LONGEST_PAUSE_S = 5e-3
 
 
 def join(world: World, store: "Store | None" = None, transport: str = "auto") -> str:
@@ -228,7 +232,9 @@ def leave() -> None:
 
 
 def wait_for_any(
-    handles: Sequence[int], as_long_as: Callable[[], bool] = lambda: True
+    handles: Sequence[int],
+    as_long_as: Callable[[], bool] = lambda: True,
+    pause: Callable[[float], Any] = time.sleep,
 ) -> int | None:
     """Blocks until Horovod has reduced one of these.
 
@@ -239,6 +245,7 @@ def wait_for_any(
     Args:
         handles: Horovod's handles.
         as_long_as: returns whether to go on waiting.
+        pause: sleeps for so many seconds between two looks.
 
     Returns:
         The index of a handle that is reduced; None where the wait was ended.
@@ -251,5 +258,5 @@ def wait_for_any(
             if hvd.poll(handle):
                 return number
         waited = time.perf_counter() - since
-        time.sleep(min(5e-3, max(1e-4, waited / 50)))
+        pause(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited / 50)))
     return None
