@@ -1,6 +1,9 @@
 """Cutting connections of this process."""
 
 import socket
+import threading
+
+import pytest
 
 from hvdtrain.base.system.connections import OwnConnections
 
@@ -40,6 +43,21 @@ def test_those_of_other_addresses_are_left_alone_at_either_end():
             sender.sendall(b"x")
             assert receiver.recv(1) == b"x"
         here.close(), there.close()
+
+
+def test_nobody_waits_for_a_peer_that_was_to_connect():
+    """Nor where it begins to wait only after others have cut."""
+    own = OwnConnections(ends_listening=True)
+    with socket.create_server(("127.0.0.1", 0)) as before, own.opening():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            cutting = threading.Timer(0.1, own.cut)
+            cutting.start()
+            with pytest.raises(OSError):
+                listener.accept()
+        with socket.create_server(("127.0.0.1", 0)) as later, pytest.raises(OSError):
+            later.accept()
+        for end in connected(before):  # which listened before the block
+            end.close()
 
 
 def test_those_that_are_being_opened_are_cut_too():

@@ -130,5 +130,6 @@ def connect_elastic(
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(GLOO_S)
     group = ElasticGroup(job, arrival)
     inner = Ring(job, group, "horovod-gloo", make_lane)
-    ring = make_ring(inner, OwnConnections(group.addresses))
+    # Gloo waits five times GLOO_S for a worker that was to connect and is lost before it does.
+    ring = make_ring(inner, OwnConnections(group.addresses, ends_listening=True))
     return Elastic(group, ring, joins=arrival is not None)
