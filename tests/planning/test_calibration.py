@@ -272,7 +272,7 @@ def test_a_row_says_what_it_really_sends(tmp_path):
     }
     both = {"none", "fp16"}  # no ring sends int8, which is no contest then
     assert sent == {"allreduce": both, "ddp": {"none"}, "ps-sync": both}
-    assert "unknown compression" in asked(tmp_path, "--compression", "int4", modes="ddp")[0]
+    assert "unknown compression" in asked(tmp_path, "--compression", "int4", modes="ddp,ps-sync")[0]
 
 
 def test_the_map_has_what_both_sides_can_send_at_its_best_on_equal_machines(tmp_path):
