@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import archives
-from helpers.processes import run_python
 from helpers.servers import serving
 from safetensors.torch import save_file
 from torch import nn
@@ -611,21 +610,3 @@ def test_means_over_a_grid_are_those_of_torch(side):
         torch.autograd.grad((means * weights).sum(), maps)[0] for means in (pooled, expected)
     )
     torch.testing.assert_close(ours, theirs)
-
-
-def test_an_optimizer_does_not_import_torchs_compiler():
-    """Every rank of every job would do so at its first step, which takes as long as importing
-    torch.
-    """
-    code = """
-import sys, torch
-from hvdtrain.base.config.run_config import RunConfig
-from hvdtrain.base.numerics.optimizers import make_optimizer
-weight = torch.nn.Parameter(torch.ones(3))
-optimizer = make_optimizer(RunConfig(), [weight])
-weight.grad = torch.ones(3)
-optimizer.step()
-print("torch._dynamo" in sys.modules)
-"""
-    process = run_python(code)
-    assert process.communicate(timeout=60)[0] == "False\n"

@@ -5,6 +5,8 @@ wrong.
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import psutil
 import pytest
 import torch
 from helpers.jobs import (
+    SETTINGS,
     SMALL,
     check_run_folder,
     family,
@@ -125,6 +128,22 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
         np.fromfile(out / "answers.bin", np.uint8), count=finished.manifest.validation_samples
     )
     assert answers.mean() == pytest.approx(finished.summary.val_accuracy)
+
+
+def test_a_rank_does_not_import_torchs_compiler(tmp_path):
+    """That takes as long as importing torch. Torch does it for tensors without numbers, and for its
+    optimizers.
+    """
+    code = """
+import os, sys
+end = os._exit
+os._exit = lambda code: end(100 if "torch._dynamo" in sys.modules else code)
+from hvdtrain.cli import main
+main()
+"""
+    words = ["train", *SMALL, "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", code, *words], **SETTINGS, timeout=120)
+    assert done.returncode == 0, done.stdout
 
 
 def assert_every_second_has_its_part(rows):
