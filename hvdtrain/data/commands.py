@@ -133,6 +133,12 @@ def list_() -> None:
 @click.option(
     "--views", type=click.IntRange(2, 360), help="turntable: views of each object.  [default: 72]"
 )
+@click.option(
+    "--noise",
+    type=Real(0, 1),
+    help="turntable: share of coloured squares in each pixel, other ones in each view.  "
+    "[default: 0, of noisy-turntable 0.4]",
+)
 def build_(
     name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any
 ) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hvdtrain.data.build import build
 from hvdtrain.data.folder import scan
 from hvdtrain.data.sources import turntable
 
@@ -21,8 +22,9 @@ def test_views_are_named_and_sized_like_coil_100(small):
             assert image.getpixel((0, 0)) == (0, 0, 0)
 
 
-def picture(seed, number, angle):
-    return np.asarray(Image.open(io.BytesIO(turntable.view(seed, number, angle)))).astype(int)
+def picture(seed, number, angle, noise=0.0):
+    drawn = turntable.view(seed, number, angle, noise)
+    return np.asarray(Image.open(io.BytesIO(drawn))).astype(int)
 
 
 @pytest.mark.parametrize("number", range(1, 21))
@@ -41,3 +43,19 @@ def test_objects_and_seeds_look_different():
     for i, one in enumerate(pictures):
         for other in pictures[:i]:
             assert np.abs(one - other).mean() > 8
+
+
+def test_noise_is_another_in_each_view_and_the_same_each_time():
+    clean = picture(0, 1, 30)
+    noisy = picture(0, 1, 30, 0.7)
+    assert np.array_equal(noisy, picture(0, 1, 30, 0.7))
+    squares = noisy - 0.3 * clean  # what is left is 0.7 times the square's colour
+    others = picture(0, 1, 35, 0.7) - 0.3 * picture(0, 1, 35)
+    assert np.abs(squares - others).mean() > 20
+    assert np.ptp(squares[:4, :4], axis=(0, 1)).max() <= 2  # one square, but for rounding
+    assert 0 <= squares.min() + 1 and squares.max() <= 0.7 * 255 + 1
+
+
+def test_a_noisy_turntable_is_built_by_its_name(tmp_path):
+    images = scan(build("noisy-turntable", tmp_path / "out", objects=2, views=4))
+    assert (len(images.train), len(images.validation)) == (4, 4)

@@ -45,6 +45,7 @@ from hvdtrain.job.script.gradients import (
     InBackward,
     InRounds,
     call_through,
+    with_small_buckets,
 )
 from hvdtrain.job.script.optimizer import HandedIn, take_over
 from hvdtrain.job.script.sampler import WorkerSampler
@@ -253,7 +254,10 @@ class WorkerSession:
         if self.mode == "ddp":
             _check_for_ddp(models, outside)
         sync.share_weights(everything)
-        sync.exchange_for(self.job.config, handed_in.borders())
+        config = self.job.config
+        if self.mode == "allreduce":
+            config = with_small_buckets(config, handed_in)
+        sync.exchange_for(config, handed_in.borders())
         if self.mode == "ddp":
             call_through(models[0], sync.prepare(models[0]))
             return InBackward(sync)

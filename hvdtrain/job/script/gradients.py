@@ -11,17 +11,23 @@ Gradients leave as backward computes them where the script lets them: see Bucket
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.formatting import some_of
 from hvdtrain.base.numerics.flat import flatten_weights, views
 from hvdtrain.job.buckets.local_rounds import BucketCarrier, LeasingCarrier, LocalRounds
 from hvdtrain.job.script.optimizer import HandedIn
+
+# Of what Horovod averages: how many buckets there are at least, and how small they may be for it.
+LEAST_BUCKETS = 8
+LEAST_BUCKET_MB = 0.25
 
 
 class Gradients(ABC):
@@ -296,6 +302,16 @@ def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
     if gradient is None:
         return 0, 0
     return gradient.data_ptr(), gradient._version
+
+
+def with_small_buckets(config: RunConfig, handed_in: HandedIn) -> RunConfig:
+    """Returns the configuration with buckets of an eighth of the gradients at most.
+
+    The last bucket leaves when backward is over: the smaller it is, the less is waited for.
+    """
+    elements = sum(p.numel() for p in handed_in.parameters)
+    eighth_mb = 4 * elements / LEAST_BUCKETS / 2**20
+    return replace(config, bucket_mb=min(config.bucket_mb, max(LEAST_BUCKET_MB, eighth_mb)))
 
 
 class Averaged(Bucketed):
