@@ -46,7 +46,7 @@ QUARTILES = 1.349
 SPEEDUP_OFF = 1.15
 # Steps are watched for other work in windows of so many seconds: Linux counts in hundredths.
 WINDOW_S = 0.5
-LEAST_WINDOW_S = 0.2
+LEAST_WINDOW_S = 0.05
 # With fewer steps that nothing disturbed, the jitter of steps is a guess.
 LEAST_QUIET = 8
 UNKNOWN_JITTER = 0.03
@@ -232,6 +232,10 @@ def profile(
     stamps = _Stamps(model, time.thread_time if threads == 1 else time.perf_counter)
     measured = _measure_layers(model, stamps, samples, budget_s, say)
     steps = measured.quiet_steps
+    if threads > 1 and len(steps) < LEAST_STEPS:
+        # Threads that wait for one that is not running tell nothing of a machine without the others.
+        say("beside other work: one thread is measured, by its processor time …")
+        return profile(config, batch, data, side, 1, budget_s / 2, say)
     others = 0.0
     jitter_is_known = len(steps) >= LEAST_QUIET
     jitter = _jitter(steps) if jitter_is_known else UNKNOWN_JITTER
@@ -255,7 +259,7 @@ def profile(
     say("all cores, the optimizer, codecs …")
     vector = nn.Parameter(torch.zeros(VECTOR_MB * FLOATS_PER_MB))
     vector.grad = torch.ones_like(vector)
-    machine_speedup, of_more_cores = _more_cores(model, samples[: measured.images], threads)
+    machine_speedup, of_more_cores = _more_cores(model, samples[: measured.images], threads, others)
     found = {
         "batch_per_worker": batch,
         "layers": tuple(layers),
@@ -377,9 +381,10 @@ def _step(
 
 
 def _more_cores(
-    model: nn.Module, samples: torch.Tensor, threads: int
+    model: nn.Module, samples: torch.Tensor, threads: int, others: float
 ) -> tuple[Quantity | None, Quantity | None]:
-    """Returns `machine_speedup` and `of_more_cores` of a calibration, by wall time.
+    """Returns `machine_speedup` and `of_more_cores` of a calibration, by wall time; None beside
+    other work.
 
     Each number of threads has the better of two steps. The model computes with one thread after.
     """
@@ -389,12 +394,15 @@ def _more_cores(
 
     cores = max(1, int(usable_cores()))
     seconds = dict.fromkeys((1, threads, cores), math.inf)
+    watch = _Watch()
     for number in (*seconds, *seconds):
         torch.set_num_threads(number)
         seconds[number] = min(seconds[number], timeit.timeit(step, number=1))
     torch.set_num_threads(1)
     machine_speedup = None
     of_more_cores = None
+    if watch.others(others) > FOREIGN_SHARE:
+        return None, None
     if threads < cores:
         speedup = max(1.0, seconds[threads] / seconds[cores])
         machine_speedup = Quantity.exactly(speedup).give_or_take(SPEEDUP_OFF)

@@ -57,18 +57,23 @@ BUSY = "while True: pass"
 
 
 @pytest.mark.timeout(120)
-def test_steps_beside_other_work_are_told_and_are_no_jitter():
-    """Each core has another process: then jitter is a guess, and computing has a wide range."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_beside_other_work_are_told_and_are_no_jitter(threads):
+    """Each core has another process: then jitter is a guess, computing is the processor time of one
+    thread with a wide range, and what more cores add is not known.
+    """
     config = RunConfig(model="vggf", width=0.0625, dataset="digits")
     data = find_dataset(config.dataset)
     others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
     try:
-        found = profile(config, 4, data, 32, 1, 1.0, lambda line: None)
+        found = profile(config, 4, data, 32, threads, 1.0, lambda line: None)
     finally:
         for process in others:
             process.kill()
             process.wait()
     assert found.others > 0.1 and not found.jitter_is_known
     assert found.computing["step_jitter"] == UNKNOWN_JITTER
+    assert found.computing["threads_per_worker"] == 1
+    assert found.computing["of_more_cores"] is found.computing["machine_speedup"] is None
     forward_ms = found.computing["layers"][0].forward_ms
     assert forward_ms.high > (1 + found.others) * forward_ms.value * 0.99
