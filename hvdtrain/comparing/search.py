@@ -416,7 +416,8 @@ class _RunningSearch:
     Attributes:
         every: all settings that are tried.
         left: the settings of each side that is not decided and that are not left out.
-        machines: the contenders that stand for one machine and sprint in the first round only.
+        machines: the contenders that stand for one machine, of tasks that use several hosts; empty
+            in a long search. Those that are not searched sprint in the first round only.
         requested_modes: the modes that were asked for, each with its side.
         speeds: samples/s of each contender, a figure a round.
         spent_s: about how long the sprints of each side took.
@@ -441,7 +442,7 @@ class _RunningSearch:
         self.requested_modes = {
             (run.side, run.config.mode) for run in self.every if not run.is_extra
         }
-        self.machines = [] if search.seconds else self._machines_to_try(machines)
+        self.machines = [] if search.seconds else self._machines_beside_hosts(machines)
         self.speeds: dict[str, list[float]] = {
             run.contender: [] for run in (*self.every, *self.machines)
         }
@@ -461,7 +462,7 @@ class _RunningSearch:
         while runs := self._runs_of_next_round(least):
             self.rounds += 1
             if self.rounds == 1:
-                runs = [*runs, *self.machines]
+                runs = [*runs, *(run for run in self.machines if run not in runs)]
             self._sprint(draw.sample(runs, len(runs)))
             if self.rounds == 1 and self.machines:
                 self._decide_where_one_machine_is_ahead()
@@ -473,11 +474,10 @@ class _RunningSearch:
         self.state.save()
         return self.rounds
 
-    def _machines_to_try(self, machines: Sequence[Planned]) -> list[Planned]:
+    def _machines_beside_hosts(self, machines: Sequence[Planned]) -> list[Planned]:
         """Returns the contenders that stand for one machine, of tasks that use several hosts."""
         tasks = {run.where for run in self.every if len(run.hosts) > 1}
-        searched = {run.contender for run in self.every}
-        return [run for run in machines if run.where in tasks and run.contender not in searched]
+        return [run for run in machines if run.where in tasks]
 
     def _runs_of_next_round(self, least: int) -> list[Planned]:
         """Returns the settings that sprint next.
@@ -509,7 +509,7 @@ class _RunningSearch:
             speed = speeds.get(run.contender)
             if speed:
                 self.speeds[run.contender].append(speed)
-            elif run not in self.machines:
+            elif run in self.left.get(run.side, ()):
                 self.left[run.side].remove(run)
         self.state.save()
 

@@ -199,6 +199,16 @@ def test_over_hosts_one_round_is_enough_where_one_machine_is_plainly_ahead(tmp_p
     assert all("in one sprint of each" in why for why in reasons)
 
 
+def test_over_hosts_only_one_machine_sprints_on_where_it_is_plainly_ahead(tmp_path):
+    contenders = machine_of(2, DEFAULT, hosts="a:1,b:1")
+    contenders += with_fewer_threads(contenders)
+    speeds = {"single-w1": 1000.0, "single-w1-t1": 900.0}
+    staying, made, _ = search(contenders, tmp_path, speeds, 0.01)
+    second_round = {name for place, name in made if place == "pilot/2"}
+    assert second_round == {"single-w1", "single-w1-t1"}
+    assert "single-w1" in staying and len(made) == len(contenders) + 2
+
+
 @pytest.mark.parametrize("speed_of_machine", [190.0, 60.0])
 def test_over_hosts_there_are_two_rounds_where_one_machine_is_not_plainly_ahead(
     speed_of_machine, tmp_path
@@ -343,9 +353,9 @@ def test_whole_runs_are_not_tuned():
 # One process with fewer threads
 
 
-def machine_of(cores, modes="single,allreduce,ddp"):
+def machine_of(cores, modes="single,allreduce,ddp", hosts=""):
     """One process with that many threads, beside other modes."""
-    planned = settings(modes)
+    planned = settings(modes, hosts=hosts)
     return [run.with_options(threads=cores) if run.is_one_process else run for run in planned]
 
 
