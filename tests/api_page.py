@@ -25,27 +25,27 @@ For notebooks, for programs that compare, and for [training scripts](job/script/
 
 # Where each part of the page is in the code: the heading, and its functions or its class.
 PARTS = (
-    ("Functions", "hvdtrain.api", ("compare", "read", "explain", "plan", "init")),
-    ("What `compare` and `read` return", "hvdtrain.api", ("Result",)),
-    ("A finished run", "hvdtrain.runs.read", ("Run",)),
-    ("What `explain` returns", "hvdtrain.reporting.explaining.explained", ("Explained",)),
-    ("What `init` returns", "hvdtrain.job.script.handle", ("ScriptJob",)),
+    ("Functions", "api", ("compare", "read", "explain", "plan", "init")),
+    ("What `compare` and `read` return", "api", ("Result",)),
+    ("A finished run", "runs.read", ("Run",)),
+    ("What `explain` returns", "reporting.explaining.explained", ("Explained",)),
+    ("What `init` returns", "job.script.handle", ("ScriptJob",)),
 )
 
 
 def page() -> str:
     """Returns the page's text."""
     parts = [INTRODUCTION]
+    package = griffe.load(
+        "hvdtrain",
+        search_paths=[ROOT],
+        docstring_parser="google",
+        docstring_options={"returns_multiple_items": False},
+    )
     for heading, module, names in PARTS:
         parts.append(f"## {heading}\n")
-        loaded = griffe.load(
-            module,
-            search_paths=[ROOT],
-            docstring_parser="google",
-            docstring_options={"returns_multiple_items": False},
-        )
         for name in names:
-            parts.extend(_described(loaded[name], level=3))
+            parts.extend(_described(package[f"{module}.{name}"], level=3))
     return "\n".join(parts)
 
 

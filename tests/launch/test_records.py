@@ -74,13 +74,19 @@ def test_a_job_in_the_queue_keeps_others_out_of_its_run_folder(slurm):
 
 REWRITES = """
 import sys
+from itertools import count
 from pathlib import Path
+from threading import Thread
 from hvdtrain.base.config import recipes
 from hvdtrain.launch.records import claimed
 with claimed(Path(sys.argv[1]), recipes.launcher("slurm")) as claim:
     print("claimed", flush=True)
-    for number in range(400):
+    told_to_end = Thread(target=sys.stdin.read)
+    told_to_end.start()
+    for number in count():
         claim.will_hand_over(f"hvdtrain-{number}")
+        if not told_to_end.is_alive():
+            break
     claim.is_kept = False
 """
 
@@ -88,18 +94,15 @@ with claimed(Path(sys.argv[1]), recipes.launcher("slurm")) as claim:
 def test_who_holds_a_folder_is_seen_while_it_writes_its_record_again(tmp_path):
     out = tmp_path / "run"
     words = [sys.executable, "-c", REWRITES, str(out)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout.readline() == "claimed\n"
-        looks = 0
-        while True:
+        for looks in range(100):
             with records._locked(out):
-                record = read_record(out)
-                if not record:
-                    break
-                assert is_running(out, record), f"after {looks} looks"
-            looks += 1
-        assert process.wait(timeout=20) == 0
-    assert looks > 10
+                assert is_running(out, read_record(out)), f"after {looks} looks"
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    assert not read_record(out)
 
 
 LAUNCHES = """

@@ -121,7 +121,7 @@ def test_every_starter_runs_every_kind_of_mode(starter, ranks, mode, servers, tm
             "pull",
         ]
     drawn = svg(one_step({mode: out}))
-    assert f"{mode}: step 3 of rank {servers}" in drawn
+    assert re.search(rf"{mode}: step [1-6] of rank {servers}", drawn)
     assert ("arrows: a bucket's way to its server and back" in drawn) == (servers > 0)
     finished = load_run(out)
     answers = np.unpackbits(
