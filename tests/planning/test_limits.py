@@ -29,7 +29,7 @@ FREE = {
     "efficiency": 1,
 }
 FREE_MESSAGES = {name: Quantity.exactly(value) for name, value in FREE.items()}
-EXAMPLES = settings(max_examples=25, deadline=None)
+EXAMPLES = settings(max_examples=15, deadline=None)
 MODES = st.sampled_from(["allreduce", "ddp", "sharded", "ps-sync", "ps-async", "ps-ssp"])
 
 
