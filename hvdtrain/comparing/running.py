@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from hvdtrain.comparing.selection import contenders_to_repeat, contenders_to_tra
 from hvdtrain.launch.forking import can_be_forked, fork_server
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import TrainingJob, prepare
-from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds
+from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds, still_runs
 from hvdtrain.reporting.answer import Answer, reach_answer
 from hvdtrain.reporting.comparisons import split_into_comparisons
 from hvdtrain.reporting.conduct import BY_SPEED, Conduct
@@ -33,8 +32,6 @@ from hvdtrain.reporting.contenders import DEFAULT, Margins
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
 from hvdtrain.runs.read import Run, load_run
-
-SHOW_EVERY_S = 0.1  # how often it is shown how far a run is
 
 
 def reach_answers(
@@ -454,7 +451,7 @@ class Comparison:
             return str(error)
         with launched_job(command, log) as job:
             is_late = ends_late(summary)
-            while _still_runs(job) and not is_late():
+            while still_runs(job) and not is_late():
                 show()
             code = job.returncode or 0
         if code or not summary.is_file():
@@ -475,15 +472,6 @@ class Comparison:
             server = fork_server(self.folder / "logs" / "fork_server.log")
             self._fork_server = self._resources.enter_context(server)
         return self._fork_server
-
-
-def _still_runs(job: "subprocess.Popen[bytes]") -> bool:
-    """Blocks for a moment, or until the job ends. Returns whether it still runs."""
-    try:
-        job.wait(SHOW_EVERY_S)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
 
 
 def _result(run: Run) -> str:

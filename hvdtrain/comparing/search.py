@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.config.option_types import EQUAL
@@ -403,6 +403,22 @@ def _always_stays(run: Planned) -> bool:
     return run.is_one_process and not run.is_extra
 
 
+class _Behind(NamedTuple):
+    """A setting that seems slower than the one that is to stand for it.
+
+    Attributes:
+        run: the setting.
+        ahead: the setting that seems faster.
+        rivals: how many settings the slower one may be left out for.
+        rule: why one of them is enough.
+    """
+
+    run: Planned
+    ahead: Planned
+    rivals: int
+    rule: str
+
+
 class _RunningSearch:
     """A search while it lasts.
 
@@ -537,16 +553,12 @@ class _RunningSearch:
 
     def _leave_out_by_one_sprint(self, settings: Sequence[Planned]) -> None:
         """Leaves one setting of each requested mode that is not far behind the best of its side."""
+        for behind in self._behind(settings):
+            self._leave_out_by_point(behind.run, behind.ahead)
         best = self._fastest(settings)
-        for group in grouped(settings, self.search.group).values():
-            fastest = self._fastest(group)
-            for run in group:
-                if run is not fastest:
-                    self._leave_out_by_point(run, fastest)
-            is_requested = (fastest.side, fastest.config.mode) in self.requested_modes
-            is_far_behind = self._ratio_of_first(fastest, best) < FAR_BEHIND
-            if fastest is not best and (is_far_behind or not is_requested):
-                self._leave_out_by_point(fastest, best)
+        for run in settings:
+            if not self.state.left_out(run) and self._ratio_of_first(run, best) < FAR_BEHIND:
+                self._leave_out_by_point(run, best)
 
     def _ratio_of_first(self, run: Planned, ahead: Planned) -> float:
         return self.speeds[run.contender][0] / self.speeds[ahead.contender][0]
@@ -638,23 +650,27 @@ class _RunningSearch:
         """Leaves one setting of each group, and of what nobody asked for the fastest alone."""
         spread = self._spread()
         for settings in self.left.values():
-            for group in grouped(settings, self.search.group).values():
-                fastest = self._fastest(group)
-                rule = "they cannot be told apart, and the one that seems faster stands for both"
-                for run in group:
-                    self._leave_out_behind(run, fastest, spread, len(group) - 1, rule)
-                if (fastest.side, fastest.config.mode) in self.requested_modes:
-                    continue
-                rule = "nobody asked for it, and it does not seem the fastest of its side"
-                fastest_of_side = self._fastest(settings)
-                rivals = len(settings) - 1
-                self._leave_out_behind(fastest, fastest_of_side, spread, rivals, rule)
+            for behind in self._behind(settings):
+                self._leave_out_behind(behind, spread)
 
-    def _leave_out_behind(
-        self, run: Planned, ahead: Planned, spread: Spread, rivals: int, rule: str
-    ) -> None:
+    def _behind(self, settings: Sequence[Planned]) -> Iterator[_Behind]:
+        """Yields the settings of a side that seem slower than what stands for them."""
+        fastest_of_side = self._fastest(settings)
+        for group in grouped(settings, self.search.group).values():
+            fastest = self._fastest(group)
+            rule = "they cannot be told apart, and the one that seems faster stands for both"
+            for run in group:
+                if run is not fastest:
+                    yield _Behind(run, fastest, len(group) - 1, rule)
+            is_requested = (fastest.side, fastest.config.mode) in self.requested_modes
+            if fastest is not fastest_of_side and not is_requested:
+                rule = "nobody asked for it, and it does not seem the fastest of its side"
+                yield _Behind(fastest, fastest_of_side, len(settings) - 1, rule)
+
+    def _leave_out_behind(self, behind: _Behind, spread: Spread) -> None:
         """Leaves out a setting that seems slower than another, unless an earlier search kept it."""
-        if run is ahead or _always_stays(run) or run.contender in self.decided:
+        run = behind.run
+        if _always_stays(run) or run.contender in self.decided:
             return
-        ratio = self._compare(run, ahead, spread, rivals)
-        self.state.leave_out(run, self._reason(ratio, ahead, rule))
+        ratio = self._compare(run, behind.ahead, spread, behind.rivals)
+        self.state.leave_out(run, self._reason(ratio, behind.ahead, behind.rule))

@@ -27,6 +27,7 @@ from hvdtrain.runs.join_info import remove_join_files
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 END_AFTER_SUMMARY_S = 30.0  # how long ranks may take to end after the summary is written
+LOOK_EVERY_S = 0.1  # how often it is looked how far a job is
 END_WITHOUT_LOST_S = 3.0  # the same, of a job that has gone on without a worker, which may hang
 FORK_S = 1.0  # how long a rank may take to begin in place of one that was lost
 
@@ -75,6 +76,15 @@ def launched_job(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen
             scratch.rmdir()
         if command.secrets_file and not scheduler_has_it:
             command.secrets_file.unlink(missing_ok=True)
+
+
+def still_runs(job: "subprocess.Popen[bytes]") -> bool:
+    """Blocks for LOOK_EVERY_S, or until the job ends. Returns whether it still runs."""
+    try:
+        job.wait(LOOK_EVERY_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def ends_late(summary: Path) -> Callable[[], bool]:

@@ -273,9 +273,9 @@ def naive_figures(table: PublishedTable, cell: PublishedCell) -> dict[str, float
     costed = table.calibration(cell, NOTHING_COSTS).with_costs
     fitted = [other for other in table.cell if other.calibrate and other.samples_per_s]
     of_each = table.speed_of_one(cell)
-    for other in fitted:
-        efficiency = (other.samples_per_s or 0.0) / other.workers / table.speed_of_one(other)
-        of_each = efficiency * table.speed_of_one(cell)
+    if fitted:
+        last = fitted[-1]
+        of_each *= last.published / last.workers / table.speed_of_one(last)
     return {
         "linear": 1.0 if cell.over else cell.workers * of_each,
         "slower_of_both": _as_published(table, cell, lambda job: slower_of_both_s(costed(job))),

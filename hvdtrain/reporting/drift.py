@@ -5,7 +5,9 @@ A processor that grows hot makes them slower, and so does the end of its turbo.
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
+from hvdtrain.reporting.rule import half_width_of_mean
 from hvdtrain.runs.read import Run
 from hvdtrain.runs.schema import each_share
 
@@ -27,16 +29,12 @@ def drift(runs: Sequence[Run]) -> float | None:
         The drift, where 0.05 is 5 % longer; None if it is less than LEAST, or if chance may explain
         it.
     """
-    import numpy as np
-    from scipy.special import stdtrit
-
     logs = [_log_drift(run) for run in runs if run.manifest.sprint]
     known = [log for log in logs if log is not None]
-    n = len(known)
-    if n < 2:
+    if len(known) < 2:
         return None
-    mean = float(np.mean(known))
-    half = float(np.std(known, ddof=1) * stdtrit(n - 1, 1 - ERROR / 2) / math.sqrt(n))
+    mean = fmean(known)
+    half = half_width_of_mean(known, ERROR)
     is_shown = abs(mean) > half and abs(mean) >= math.log1p(LEAST)
     return math.expm1(mean) if is_shown else None
 

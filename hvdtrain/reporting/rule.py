@@ -227,3 +227,16 @@ def repeats_needed(
         if n > lead.n and chance >= POWER:
             return n
     return None
+
+
+def half_width_of_mean(values: Sequence[float], error: float) -> float:
+    """Returns half the width of Student's interval for a mean, which misses it in `error` of cases.
+
+    Args:
+        values: two or more.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    n = len(values)
+    return float(np.std(values, ddof=1) * stdtrit(n - 1, 1 - error / 2) / math.sqrt(n))

@@ -595,6 +595,11 @@ class RunConfig:
         """The largest number of float32 weights that travel as one message."""
         return int(self.bucket_mb * 2**20 / 4)
 
+    @property
+    def target_of(self) -> str:
+        """What is to reach the target: `accuracy` or `loss`."""
+        return "loss" if self.target_loss else "accuracy"
+
     def reaches_target(self, accuracy: float | None, loss: float | None) -> bool:
         """Returns whether an evaluation reaches the target."""
         if self.target_loss:

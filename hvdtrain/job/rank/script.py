@@ -518,10 +518,9 @@ class WorkerSession:
         assert self.steps
         config = self.job.config
         if config.stop_at_target and not self.steps.history.reports:
-            what = "loss" if config.target_loss else "accuracy"
             other = "accuracy" if config.target_loss else "loss"
             raise Failure(
-                f"{Path(config.script).name} never called job.report({what}=…), whose target is "
+                f"{Path(config.script).name} never called job.report({config.target_of}=…), whose target is "
                 f"awaited: call it in the loop, on all workers, or give --target-{other}"
             )
 

@@ -74,19 +74,7 @@ def open_session(session: Session) -> None:
 
 
 def init(batch_size: int | None = None, early: bool = True) -> "ScriptJob":
-    """Joins the job that this script was started in, and returns it.
-
-    Blocks until the other workers have called it too.
-
-    Args:
-        batch_size: the samples of one optimizer step of all workers together, by which speed is
-            told in samples/s. With None the samples that `sampler` gives out are counted.
-        early: send gradients while backward computes the rest, from the second step on, if the
-            first step has shown that the script allows it.
-
-    Raises:
-        Failure: ranks were started without a command of hvdtrain, or `init` was called twice.
-    """
+    """Joins the job that this script was started in, and returns it: see hvdtrain.api.init."""
     global _job
     if _job:
         raise Failure("hvdtrain.init was called twice: keep the job that it returned")

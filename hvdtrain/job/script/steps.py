@@ -215,10 +215,10 @@ class Steps:
         """
         self.history.reported.update(figures)
         config = self.config
-        what = "loss" if config.target_loss else "accuracy"
-        if not config.stop_at_target or config.sprint or what not in figures:
+        if not config.stop_at_target or config.sprint or config.target_of not in figures:
             return
-        accuracy, loss = figures.get("accuracy"), figures.get("loss")
+        accuracy = figures.get("accuracy")
+        loss = figures.get("loss")
         if not self.is_over:
             self.clock.mark("data")
             self.meet()

@@ -1,6 +1,5 @@
 """What is known of a run that has too few steps to be explained."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from hvdtrain.base.console import Console
 from hvdtrain.reporting.explaining.timeline import FEWEST_STEPS, TooFewSteps
+from hvdtrain.reporting.rule import half_width_of_mean
 from hvdtrain.runs.command_lines import longer_command, with_placeholders
 from hvdtrain.runs.live import metrics_file
 from hvdtrain.runs.read import Run, load_run
@@ -112,9 +112,6 @@ def _computed_s(step: Step) -> float:
 
 def _mean(seconds: Sequence[float]) -> tuple[float, float, float]:
     """Returns the mean, and Student's interval for it, which ends at 0."""
-    from scipy.special import stdtrit
-
-    n = len(seconds)
     mean = float(np.mean(seconds))
-    half = float(np.std(seconds, ddof=1) * stdtrit(n - 1, 1 - (1 - SURE) / 2) / math.sqrt(n))
+    half = half_width_of_mean(seconds, 1 - SURE)
     return mean, max(0.0, mean - half), mean + half

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import TrainingJob, prepare
-from hvdtrain.launch.processes import ends_late, launched_job
+from hvdtrain.launch.processes import ends_late, launched_job, still_runs
 from hvdtrain.models import is_own
 from hvdtrain.runs.request import check, check_workers
 from hvdtrain.runs.scripts import check_script
@@ -393,8 +392,8 @@ def _run_to_end(
     command = prepare(launcher, TrainingJob(config, workers, hosts, out, secrets=secrets))
     with launched_job(command, log) as job:
         is_late = ends_late(summary)
-        while job.poll() is None and not is_late():
-            time.sleep(0.1)
+        while still_runs(job) and not is_late():
+            pass
         code = job.returncode or 0
     if code:
         raise Failure(
