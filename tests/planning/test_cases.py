@@ -14,6 +14,11 @@ from hvdtrain.planning import cases, predict
 from hvdtrain.planning.command import plan as command
 
 SHIPPED = sorted((Path(hvdtrain.__file__).parent / "planning" / "cases").glob("*.toml"))
+
+
+def test_published_tables_are_found_where_they_lay_before():
+    before = Path(hvdtrain.__file__).parent / "plan" / "cases"
+    assert sorted(path.name for path in before.glob("*.toml")) == [path.name for path in SHIPPED]
 TEXT = """
 title = "made up"
 source = "nowhere"
