@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -472,6 +473,24 @@ def check_elastic(config: RunConfig) -> None:
     if config.ring_transport == "mpi":
         raise UsageError(
             "--elastic is not for --ring-transport mpi: MPI ends with the first worker that is lost"
+        )
+    check_starts_again(config.mode)
+
+
+def check_starts_again(mode: str) -> None:
+    """Checks that Horovod can start a second time in this environment, if the mode needs Horovod.
+
+    With HOROVOD_CYCLE_TIME the second `hvd.init` of Horovod 0.28.1 writes to memory of something
+    else (`ParameterManager::BayesianParameter::SetValue`, for a parameter that is fixed), and an
+    elastic ring calls it for each group of workers.
+
+    Raises:
+        UsageError: HOROVOD_CYCLE_TIME is set.
+    """
+    if modes.declared(mode).joins_horovod and "HOROVOD_CYCLE_TIME" in os.environ:
+        raise UsageError(
+            "HOROVOD_CYCLE_TIME is set, with which Horovod 0.28.1 crashes when a ring of --elastic "
+            "starts again: unset it, or take --mode ddp"
         )
 
 

@@ -21,7 +21,7 @@ from hvdtrain.launch.hosts import Host, parse_hosts
 from hvdtrain.launch.memory import rank_mb, requested_mb
 from hvdtrain.launch.prepare import TrainingJob, prepare
 from hvdtrain.launch.recipe import JobSpec, expand
-from hvdtrain.runs.request import check
+from hvdtrain.runs.request import check, check_elastic
 
 ROOT = Path(__file__).parent.parent.parent
 LAUNCHERS = recipes.names("launchers")
@@ -314,6 +314,14 @@ def test_what_cannot_run_is_refused_before_anything_starts(words, says, tmp_path
     said = result.output + str(getattr(result.exception, "message", "") or result.exception)
     assert result.exit_code and says in said, said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_elastic_ring_that_horovod_could_not_start_again_is_refused(monkeypatch):
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    for mode in ("allreduce", "sharded"):
+        result = CliRunner().invoke(launch, ["-n", "2", "--elastic", "--", "--mode", mode])
+        assert "unset it, or take --mode ddp" in str(result.exception)
+    check_elastic(RunConfig(mode="ddp"))
 
 
 def test_help_on_what_follows_the_dashes_is_help_on_train():

@@ -16,7 +16,7 @@ from hvdtrain.job.rank.process import hide_gpus, run_to_its_end, set_threads
 from hvdtrain.job.wire.descriptors import allow_descriptors
 from hvdtrain.launch.private_network import enter_network, network_of
 from hvdtrain.runs.join_info import JoinInfo, read_join_info
-from hvdtrain.runs.request import check_joinable, check_trusted, read_run_config
+from hvdtrain.runs.request import check_joinable, check_starts_again, check_trusted, read_run_config
 from hvdtrain.runs.schema import Manifest, find
 
 LOOK_EVERY_S = 0.2  # the pause between two looks for the manifest
@@ -39,6 +39,7 @@ def join_run(folder: Path, trusts: bool = False) -> None:
     config = read_run_config(folder)
     # Whether a ring is elastic, its join file tells: without it nobody can join.
     check_joinable(config, "--join", is_elastic=True)
+    check_starts_again(config.mode)
     check_trusted(vars(config), (), trusts, folder)
     known = read_join_info(folder)
     if known.key:

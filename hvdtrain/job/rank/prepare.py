@@ -31,7 +31,7 @@ from hvdtrain.job.training import device, resume
 from hvdtrain.job.training.lone_samples import check_lone_samples
 from hvdtrain.job.training.memory import check_memory
 from hvdtrain.job.training.model import initial_model, load_weights, trial_inputs, waits_for
-from hvdtrain.runs.request import check_length
+from hvdtrain.runs.request import check_length, check_starts_again
 from hvdtrain.runs.scripts import check_script
 
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ def _check_device(config: RunConfig, world: World, chosen: torch.device) -> None
         raise UsageError(
             "--elastic is for CPUs, where Gloo carries the messages: give --device cpu"
         )
+    if world.elastic:
+        check_starts_again(config.mode)
     if not config.compile or world.is_server:
         return
     compiler = os.environ.get("CXX") or "g++"
