@@ -80,6 +80,11 @@ class Bucketer:
             if len(bucket.parameters) > 1 and not staging
         }
         self._missing = [len(bucket.parameters) for bucket in buckets]
+        # Of each bucket that is gathered: what came so far, and where in the bucket it goes.
+        self._came: dict[int, list[torch.Tensor]] = {number: [] for number in self._gathered}
+        self._places: dict[int, list[torch.Tensor]] = {number: [] for number in self._gathered}
+        # Of each parameter that has come: see _place.
+        self._place_of: dict[int, torch.Tensor | None] = {}
 
     def gathered(self, parameter: int) -> torch.Tensor | None:
         """Returns the memory in which a parameter's gradient is gathered with those of others.
@@ -93,19 +98,45 @@ class Bucketer:
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
         """Takes a parameter's gradient, which nobody else may change any more."""
+        place = self._place(parameter, gradient.shape)
+        if place is not None:
+            self._take(self.of_parameter[parameter][0], place, gradient)
+            return
         flat = gradient.reshape(-1)
         for number, in_bucket, in_parameter in self.overlaps[parameter]:
             of_bucket = flat[in_parameter]
             if self.staging:
                 self.staging.copy_out(number, in_bucket.start, of_bucket)
-                of_bucket = self.staging.gradients[number]
+                self._count(number, self.staging.gradients[number])
             elif number in self._gathered:
-                self._gathered[number][in_bucket].copy_(of_bucket)
-                of_bucket = self._gathered[number]
-            self._missing[number] -= 1
-            if not self._missing[number]:
-                self._missing[number] = len(self.buckets[number].parameters)
-                self.complete(number, of_bucket)
+                self._take(number, self._gathered[number][in_bucket], of_bucket)
+            else:
+                self._count(number, of_bucket)
+
+    def _place(self, parameter: int, shape: torch.Size) -> torch.Tensor | None:
+        """Returns what `gathered` does, in the gradient's shape."""
+        if parameter not in self._place_of:
+            gathered = self.gathered(parameter)
+            self._place_of[parameter] = None if gathered is None else gathered.view(shape)
+        return self._place_of[parameter]
+
+    def _take(self, number: int, place: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Takes a part of a bucket that is gathered. All parts are copied at once."""
+        self._places[number].append(place)
+        self._came[number].append(gradient)
+        self._count(number, self._gathered[number])
+
+    def _count(self, number: int, of_bucket: torch.Tensor) -> None:
+        """Counts a part of a bucket that has come, and hands over the bucket with its last part."""
+        self._missing[number] -= 1
+        if self._missing[number]:
+            return
+        self._missing[number] = len(self.buckets[number].parameters)
+        if number in self._gathered:
+            torch._foreach_copy_(self._places[number], self._came[number])
+            self._places[number].clear()
+            self._came[number].clear()
+        self.complete(number, of_bucket)
 
 
 def _overlaps(sizes: Sequence[int], buckets: Sequence[BucketRange]) -> list[list[Overlap]]:
@@ -220,7 +251,7 @@ class Exchange:
         sizes: Sequence[int],
         weights: torch.Tensor,
         staging: Staging | None,
-        room: int,
+        room: float,
         patience: float | None = None,
         tell: Callable[[str], None] = lambda line: None,
         changed: threading.Condition | None = None,
@@ -351,11 +382,15 @@ class Exchange:
             with self._changed:
                 if self._changed.wait_for(lambda: self._error or is_over(), self.patience):
                     return
-                missing = [lane.number for lane in self.lanes if not lane.is_fresh]
             times += 1
-            if missing and self.patience:
-                waited = in_minutes(times * self.patience)
-                self.tell(f"waiting for {self.whom(missing)}, alive, for {waited}")
+            if self.patience:
+                self.tell_of_wait(times * self.patience)
+
+    def tell_of_wait(self, seconds: float) -> None:
+        """Shows the user who has been waited for, for so long."""
+        missing = [lane.number for lane in self.lanes if not lane.is_fresh]
+        if missing:
+            self.tell(f"waiting for {self.whom(missing)}, alive, for {in_minutes(seconds)}")
 
     def _raise_error(self) -> None:
         if self._error:

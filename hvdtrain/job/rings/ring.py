@@ -37,7 +37,7 @@ from hvdtrain.job.coordination.store_group import StoreGroup
 from hvdtrain.job.coordination.synchroniser import NO_STATE, OwnState, ring_traffic
 from hvdtrain.job.wire import horovod
 from hvdtrain.job.wire.heartbeat import TOLD_AFTER, UNLIMITED_S, end_when_silent
-from hvdtrain.job.wire.horovod import LONGEST_PAUSE_S, wait_for_any
+from hvdtrain.job.wire.horovod import wait_for_any
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -69,24 +69,24 @@ class Operation:
 class Collectives:
     """Horovod's operations on buckets.
 
-    A thread waits for them, so that what follows an operation is done at once.
-
     Args:
         device: the device of the optimizers.
+        has_thread: a thread waits for results, so that what follows an operation is done at once.
+            Where nothing follows, the thread that computes can wait for results itself: see
+            complete. A second thread would take processor time, and the interpreter's lock, from
+            it.
 
     Attributes:
         updates: when optimizers were at work.
-        is_awaited: whether somebody waits for results. While nobody does, as in a backward pass,
-            the thread seldom looks whether they are there: each look takes processor time, and the
-            interpreter's lock, from the thread that computes.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, has_thread: bool = True) -> None:
         self.updates = Stretches(device)
-        self.is_awaited = threading.Event()
-        self.is_awaited.set()
         self._begun: SimpleQueue[Operation] = SimpleQueue()
-        threading.Thread(target=self._wait, args=(device,), name="ring", daemon=True).start()
+        self._has_thread = has_thread
+        self._uncompleted: list[Operation] = []  # without a thread: what complete waits for
+        if has_thread:
+            threading.Thread(target=self._wait, args=(device,), name="ring", daemon=True).start()
 
     def average(self, tensor: torch.Tensor, name: str) -> "Future[torch.Tensor]":
         """Launches an all-reduce; returns the average over all ranks, in the tensor itself."""
@@ -154,7 +154,7 @@ class Collectives:
                 forget.future.set_result(None)
                 continue
             handles = [one.handle for one in waiting]
-            done = wait_for_any(handles, self._begun.empty, self._pause)
+            done = wait_for_any(handles, self._begun.empty)
             if done is None:
                 continue
             operation = waiting.pop(done)
@@ -168,12 +168,30 @@ class Collectives:
             except Exception as error:
                 operation.future.set_exception(error)
 
-    def _pause(self, seconds: float) -> None:
-        """Sleeps between two looks; where nobody waits for results, until somebody does."""
-        if self.is_awaited.is_set():
-            time.sleep(seconds)
-        else:
-            self.is_awaited.wait(LONGEST_PAUSE_S)
+    def complete(self, limit_s: float) -> bool:
+        """Blocks until all results are there, and takes them. Without a thread only.
+
+        Args:
+            limit_s: how long to wait at most.
+
+        Returns:
+            Whether all results are there.
+        """
+        until = time.monotonic() + limit_s
+        waiting = self._uncompleted
+        while not self._begun.empty():
+            waiting.append(self._begun.get())
+        while waiting:
+            handles = [one.handle for one in waiting]
+            done = wait_for_any(handles, lambda: time.monotonic() < until)
+            if done is None:
+                return False
+            operation = waiting.pop(done)
+            try:
+                operation.future.set_result(hvd.synchronize(operation.handle))
+            except Exception as error:
+                operation.future.set_exception(error)
+        return True
 
 
 def as_float16(tensor: torch.Tensor) -> torch.Tensor:
@@ -280,11 +298,14 @@ class Ring(BucketCarrier):
         make_lane: makes a bucket's lane, of RingLane's arguments.
 
     Attributes:
+        only_averages: averages are left where gradients were, for an optimizer that is not the
+            lanes', when `complete` is called. To be set before `carry`.
         staged: gradients go through CPU memory: they are on a GPU, and Horovod has no NCCL or
             cannot use it.
     """
 
     exchange: Exchange
+    only_averages = False
 
     def __init__(
         self, job: Job, group: Group, backend: str, make_lane: Callable[..., RingLane]
@@ -312,20 +333,44 @@ class Ring(BucketCarrier):
 
     def carry(self, sizes: Sequence[int], weights: torch.Tensor) -> Sequence[BucketRange]:
         buckets = self.cut(sizes)
-        self.collectives = Collectives(torch.device("cpu") if self.staged else weights.device)
+        self.collectives = Collectives(
+            torch.device("cpu") if self.staged else weights.device,
+            has_thread=not self.only_averages,
+        )
         staging = Staging(weights, buckets) if self.staged else None
         lanes = [
             self.make_lane(number, bucket, weights, staging, self.collectives, self.job)
             for number, bucket in enumerate(buckets)
         ]
-        room = UNDER_WAY
-        if self.waits_for_layers:
-            room = BUCKETS_AHEAD * 4 * self.config.bucket_elements
+        for lane in lanes:
+            lane.only_averages = self.only_averages
+        room = self._room()
         patience = TOLD_AFTER * self.config.timeout
         self.exchange = Exchange(lanes, sizes, weights, staging, room, patience, self.tell)
         if trace.is_on:
             self.exchange.on_answered = _trace_reduction
         return buckets
+
+    def _room(self) -> float:
+        """Returns how many bytes of gradients are under way at once."""
+        if self.only_averages:  # a step needs all of them
+            return float("inf")
+        if self.waits_for_layers:
+            return BUCKETS_AHEAD * 4 * self.config.bucket_elements
+        return UNDER_WAY
+
+    def complete(self) -> None:
+        """Blocks until all averages are there, with `only_averages`.
+
+        Raises:
+            Failure: the transport failed.
+        """
+        patience = TOLD_AFTER * self.config.timeout
+        times = 0
+        while not self.collectives.complete(patience):
+            times += 1
+            self.exchange.tell_of_wait(times * patience)
+        self.exchange.wait_for_all()
 
     def tell(self, line: str) -> None:
         """Shows the user a line, where this is the worker that leads."""
@@ -398,7 +443,10 @@ class Ring(BucketCarrier):
     def mean_over_workers(self, values: torch.Tensor) -> torch.Tensor:
         # The barrier names a worker that does not come. Horovod would wait for ever.
         self.group.barrier()
-        return self.collectives.average(values, "mean").wait()
+        average = self.collectives.average(values, "mean")
+        if self.only_averages:
+            self.complete()
+        return average.wait()
 
     @property
     def waits(self) -> Sequence[Stretch]:

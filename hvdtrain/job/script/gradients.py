@@ -26,7 +26,7 @@ from hvdtrain.job.buckets.local_rounds import BucketCarrier, LeasingCarrier, Loc
 from hvdtrain.job.script.optimizer import HandedIn
 
 # Of what Horovod averages: how many buckets there are at least, and how small they may be for it.
-LEAST_BUCKETS = 8
+LEAST_BUCKETS = 3
 LEAST_BUCKET_MB = 0.25
 
 
@@ -246,13 +246,13 @@ class Bucketed(Gradients):
             raise Failure(f"{self.names[number]} has sparse gradients: use sparse=False")
         self._sent.add(number)
         gradient = gradient.contiguous()
-        self._keep(number, gradient)
+        self.leave(number, parameter, gradient)
         self.exchange.bucketer.put(number, gradient)
+
+    def leave(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Says what the parameter's gradient is from now on, until the script's next step."""
         if self.is_early:
             parameter.grad = None
-
-    def _keep(self, number: int, gradient: torch.Tensor) -> None:
-        """Takes note of a parameter's gradient, in the memory that is sent."""
 
     def _send_rest(self) -> None:
         """Sends what has not left yet; a parameter without a gradient sends zeros."""
@@ -305,31 +305,29 @@ def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
 
 
 def with_small_buckets(config: RunConfig, handed_in: HandedIn) -> RunConfig:
-    """Returns the configuration with buckets of an eighth of the gradients at most.
+    """Returns the configuration with buckets of a third of the gradients at most.
 
     The last bucket leaves when backward is over: the smaller it is, the less is waited for.
     """
     elements = sum(p.numel() for p in handed_in.parameters)
-    eighth_mb = 4 * elements / LEAST_BUCKETS / 2**20
-    return replace(config, bucket_mb=min(config.bucket_mb, max(LEAST_BUCKET_MB, eighth_mb)))
+    third_mb = 4 * elements / LEAST_BUCKETS / 2**20
+    return replace(config, bucket_mb=min(config.bucket_mb, max(LEAST_BUCKET_MB, third_mb)))
 
 
 class Averaged(Bucketed):
     """Gradients that Horovod averages, for the script's own optimizer."""
 
     def __init__(self, sync: Any, *arguments: Any) -> None:
+        sync.only_averages = True
         super().__init__(sync, *arguments)
-        self._gradients: dict[int, torch.Tensor] = {}  # of the step's parameters, by number
+        self._complete = sync.complete
+        self._alone: dict[int, torch.Tensor] = {}  # the step's gradients that are not gathered
         # Of each parameter that is gathered with others: the memory in which it is averaged too.
         self._gathered: dict[int, torch.Tensor] = {}
         for number, parameter in enumerate(self.parameters):
             gathered = self.exchange.bucketer.gathered(number)
             if gathered is not None:
                 self._gathered[number] = gathered.view(parameter.shape)
-        for lane in self.exchange.lanes:
-            lane.only_averages = True
-        self._is_awaited = sync.collectives.is_awaited
-        self._is_awaited.clear()
 
     def exchanged_weights(self, holder: nn.Module) -> torch.Tensor:
         """Returns a vector without memory: no weights come back, and parameters stay where they are.
@@ -339,28 +337,24 @@ class Averaged(Bucketed):
         elements = sum(p.numel() for p in self.parameters)
         return torch.empty(1, device=self.parameters[0].device).expand(elements)
 
-    def _keep(self, number: int, gradient: torch.Tensor) -> None:
+    def leave(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Has the parameter's gradient be where the average will come."""
         if number not in self._gathered:
-            self._gradients[number] = gradient
+            self._alone[number] = gradient
+        parameter.grad = self._gathered.get(number, gradient)
 
     def synchronize(self) -> None:
         if self._is_synchronized:
             return
         self._is_synchronized = True
         self._send_rest()
-        self._is_awaited.set()
-        self.exchange.wait_for_all()
-        self._is_awaited.clear()
-        for number, gathered in self._gathered.items():
-            self.parameters[number].grad = gathered
-        for number, gradient in self._gradients.items():
-            self._take_average(number)
-            self.parameters[number].grad = gradient
-        self._gradients.clear()
+        self._complete()
+        for number, gradient in self._alone.items():
+            self._take_average(number, gradient.view(-1))
+        self._alone.clear()
 
-    def _take_average(self, number: int) -> None:
+    def _take_average(self, number: int, flat: torch.Tensor) -> None:
         """Leaves the average in a parameter's gradient, where it does not lie there already."""
-        flat = self._gradients[number].view(-1)
         for bucket, in_bucket, in_parameter in self.exchange.bucketer.overlaps[number]:
             average = self.exchange.lanes[bucket].sent[in_bucket]
             own = flat[in_parameter]
