@@ -195,6 +195,7 @@ class Contest:
         place["ratio"] = None
         if ring and servers:
             place["ratio"] = ring["samples_per_s"] / servers["samples_per_s"]
+        place["others_share"] = self.calibration.others_share
         place["not_validated"] = self._not_validated(hosts)
         place["hangs_on"] = []
         if max(chances) >= SURE:

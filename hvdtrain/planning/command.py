@@ -401,7 +401,7 @@ def needs(
     if file:
         write_whole(file, json.dumps({"rows": rows}, indent=1) + "\n")
     show.needs(rows)
-    for line in _scaled(measured, loaded):
+    for line in itertools.chain(_scaled(measured, loaded), _disturbed(loaded)):
         click.echo(line)
 
 
@@ -420,6 +420,19 @@ def case(case: Path, file: Path | None) -> None:
         found = {"title": table.title, "source": table.source, "fitted": fitted, "cells": rows}
         write_whole(file, json.dumps(found, indent=1) + "\n")
     show.case(table.title, table.source, rows, fitted)
+
+
+def _disturbed(calibration: Calibration) -> Iterator[str]:
+    """Yields what other work made of the calibration."""
+    others = calibration.others_share
+    if others:
+        yield (
+            f"The machine did other work: {others:.0%} of it, while it was calibrated. Intervals are "
+            "wider: calibrate again when it is quiet."
+        )
+    if calibration.made.get("jitter") == "guessed":
+        jitter = calibration.step_jitter
+        yield f"Hardly a step was undisturbed: their jitter is taken to be {jitter:g}."
 
 
 def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any]) -> Iterator[str]:
@@ -445,15 +458,7 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
         bias = biases[mode]
         told = f"{bias:.2f} times as long" if bias > 1 else f"{1 / bias:.2f} times as short"
         yield f"{mode}: corrected, since its runs were predicted {told} as they were."
-    others = calibration.made.get("others_share")
-    if isinstance(others, float) and others > 0:
-        yield (
-            f"The calibration was made beside other work, which had {others:.0%} of the machine: "
-            "calibrate again when it is quiet."
-        )
-    if calibration.made.get("jitter") == "guessed":
-        jitter = calibration.step_jitter
-        yield f"Hardly a step was undisturbed: their jitter is taken to be {jitter:g}."
+    yield from _disturbed(calibration)
     codec = template.compression
     sent_by_rings = {row["compression"] for row in rows if row["mode"] in RING_MODES}
     if codec != "none" and sent_by_rings == {"none"}:

@@ -384,7 +384,7 @@ def test_costs_of_messages_from_measured_steps():
     def measured(messages, size):
         worker = messages * message + 2 * size * per_gb
         server = 2 * (messages * message + 2 * size * of_server)
-        return StepSeconds([worker] * 3, [server] * 3)
+        return StepSeconds([worker] * 3, [server] * 3, [1.0] * 3)
 
     found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
     assert found["ps"]["message_us"].value == pytest.approx(1000, rel=0.01)

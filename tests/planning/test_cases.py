@@ -19,6 +19,8 @@ SHIPPED = sorted((Path(hvdtrain.__file__).parent / "planning" / "cases").glob("*
 def test_published_tables_are_found_where_they_lay_before():
     before = Path(hvdtrain.__file__).parent / "plan" / "cases"
     assert sorted(path.name for path in before.glob("*.toml")) == [path.name for path in SHIPPED]
+
+
 TEXT = """
 title = "made up"
 source = "nowhere"

@@ -88,8 +88,11 @@ def test_a_known_bias_of_a_mode_is_corrected_and_told(tmp_path):
 
 
 def test_what_a_calibration_was_made_beside_is_told(tmp_path):
+    """With each probability, and below the table and the map."""
     made = make(made={"others_share": 0.4, "jitter": "guessed"}, step_jitter=0.03)
-    said, _ = asked(tmp_path, made, "--workers", "2")
-    assert "made beside other work, which had 40% of the machine" in said
+    words = ["--workers", "2", "--bandwidth", "10mbit"]
+    said, found = asked(tmp_path, made, *words)
+    assert "The machine did other work: 40% of it, while it was calibrated" in said
     assert "Hardly a step was undisturbed: their jitter is taken to be 0.03" in said
-    assert "beside other work" not in asked(tmp_path, make(), "--workers", "2")[0]
+    assert "ONE MACHINE 100% (other work)" in said and found["map"][0]["others_share"] == 0.4
+    assert "other work" not in asked(tmp_path, make(), *words)[0]
