@@ -16,6 +16,8 @@ from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import (
     DRAWS,
+    VALIDATED_GBIT,
+    VALIDATED_HOSTS,
     Row,
     codec_of,
     is_lone,
@@ -47,9 +49,6 @@ ANOTHER = 2.0
 CLEAR_LEAD = 1.05
 # Samples a second of a job that does nothing.
 LEAST_SPEED = 1e-9
-# Predictions of larger clusters and faster networks were never compared with measurements.
-VALIDATED_HOSTS = 4
-VALIDATED_GBIT = 1.0
 NAMES = ("ring", "servers", "one_machine")
 
 
@@ -207,8 +206,9 @@ class Contest:
         reasons = []
         if hosts > VALIDATED_HOSTS:
             reasons.append(f"more than {VALIDATED_HOSTS} hosts")
-        if self.template.bandwidth_gbit > VALIDATED_GBIT:
-            reasons.append(f"more than {VALIDATED_GBIT:g} Gbit/s")
+        _, most_gbit = VALIDATED_GBIT
+        if self.template.bandwidth_gbit > most_gbit:
+            reasons.append(f"more than {most_gbit:g} Gbit/s")
         slow = self.template.slow
         has_asynchronous = any(not modes.declared(name).lockstep for name in self.mode_names)
         if has_asynchronous and (slow.workers or slow.random_share):

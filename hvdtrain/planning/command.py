@@ -450,7 +450,8 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
         yield (
             f"The calibration was made with {workers} and {servers}, {network}; intervals beyond "
             f"are wider by {WIDER_PER_DOUBLING:.0%} for each doubling, of bandwidth by "
-            f"{WIDER_PER_DOUBLED_BANDWIDTH:.0%}, which are guesses."
+            f"{WIDER_PER_DOUBLED_BANDWIDTH:.1%}, and by twice as much where no prediction was ever "
+            "compared with a measurement."
         )
     biases = {mode: bias for mode, bias in calibration.bias.items() if abs(bias - 1) > 0.01}
     shown = {row["mode"] for row in rows}
