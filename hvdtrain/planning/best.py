@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hvdtrain.base import modes
 from hvdtrain.base.modes import Mode
 from hvdtrain.base.numerics.compression import CODECS
+from hvdtrain.planning.bounds import least_step_s
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import (
@@ -25,6 +26,7 @@ from hvdtrain.planning.predict import (
     row,
     simulate,
     simulated_speed,
+    speed,
 )
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 
@@ -163,6 +165,29 @@ class Contest:
             speeds.append((samples_per_s, job))
         return sorted(speeds, key=lambda of_job: -of_job[0])
 
+    def _promising(self, jobs: Sequence[Scenario]) -> list[Scenario]:
+        """Returns the PROMISING fastest jobs in a rough simulation, the fastest first.
+
+        A job is not simulated if it cannot be among them.
+        """
+        most = [self._most_samples_per_s(job) for job in jobs]
+        found: list[tuple[float, int]] = []
+        for number in sorted(range(len(jobs)), key=lambda number: -most[number]):
+            if len(found) == PROMISING and most[number] < found[-1][0]:
+                break
+            [(samples_per_s, _)] = self.ranked([jobs[number]], ROUGH)
+            found.append((samples_per_s, number))
+            # Of equally fast jobs the first counts.
+            found.sort(key=lambda of_job: (-of_job[0], of_job[1]))
+            del found[PROMISING:]
+        return [jobs[number] for _, number in found]
+
+    def _most_samples_per_s(self, job: Scenario) -> float:
+        """Returns the samples a second that no simulation of a job exceeds."""
+        costed = self.calibration.with_costs(job)
+        least_s = least_step_s(costed) / self.calibration.bias.get(job.mode, 1.0)
+        return speed(self.calibration, job, least_s) if least_s else math.inf
+
     def place(self, hosts: int, prices: Prices = SAME_PRICE, detail: Detail = FINE) -> Row:
         """Returns a place of the map: the best of each side, and how probably each is the fastest
         of all.
@@ -268,8 +293,7 @@ class Contest:
         alone = one_machine(self.template, hosts * self.template.workers_per_host)
         fastest = {}
         for name, jobs in zip(NAMES, [*self.sides(hosts, prices), [alone]], strict=True):
-            promising = [job for _, job in self.ranked(jobs, ROUGH)[:PROMISING]]
-            ranked = self.ranked(promising, min(detail, COARSE))
+            ranked = self.ranked(self._promising(jobs), min(detail, COARSE))
             if ranked and ranked[0][0]:
                 fastest[name] = ranked[0]
         return fastest
