@@ -17,7 +17,7 @@ from hvdtrain.base.config.run_config import WIRES
 from hvdtrain.base.errors import UsageError, unknown
 from hvdtrain.base.modes import ONE_MACHINE
 from hvdtrain.planning.calibration import Z90, Calibration
-from hvdtrain.planning.layout import COARSE, FINE, Detail
+from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.ring import SimulatedRing
 from hvdtrain.planning.scenario import (
     BUCKET_BYTES,
@@ -36,8 +36,9 @@ STEPS_RING = 10
 STEPS_STRAGGLERS = 40
 # Buckets in all steps together. The order of several on a link is drawn, which would show with few.
 BUCKETS = 600
-# Draws of a calibration for an interval.
+# Draws of a calibration for an interval, which are simulated with less detail above so many workers.
 DRAWS = 12
+MANY_WORKERS = 16
 # The interval is so much wider for each doubling of workers, of servers or of bandwidth away from
 # what a calibration was made with (tests/benchmarks/widening.py), and so many times as much wider
 # where no prediction was ever compared with a measurement: a guess.
@@ -191,11 +192,11 @@ def _drawn_steps(
 ) -> list[float]:
     """Returns seconds a step with the calibration drawn anew, DRAWS times.
 
-    Draws of a job with servers are simulated coarsely. Only the ratios of draws count: their
-    geometric mean is `step_s`.
+    Draws of a job with servers are simulated coarsely, those with many workers roughly. Only the
+    ratios of draws count: their geometric mean is `step_s`.
     """
     if job.servers:
-        detail = min(detail, COARSE)
+        detail = min(detail, ROUGH if job.workers > MANY_WORKERS else COARSE)
     simulated = []
     for number in range(DRAWS):
         seeded = replace(job, seed=job.seed + 1 + number)
