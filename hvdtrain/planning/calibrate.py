@@ -253,7 +253,7 @@ def _efficiencies(costs: Mapping[str, Costs], over_links: probe.Measured) -> dic
     found = {}
     for name, of_transport in costs.items():
         seconds = [over_links.get((name, gbit)) for gbit in probe.RATES]
-        undisturbed = [each for each in seconds if each and not each.disturbed_by]
+        undisturbed = [each for each in seconds if each and each.others <= probe.LINKED_OTHERS]
         if len(undisturbed) == len(probe.RATES):
             efficiency = efficiency_of(name, of_transport, *undisturbed)
             if efficiency:

@@ -19,8 +19,8 @@ INTERFACE = "hvdtrain0"
 # linux/sched.h
 _CLONE_NEWUTS = 0x04000000
 _BRIDGE = "hvdtrain-links"
-# A burst is a small part of what is sent.
-_LIMIT = ("burst", "64kb", "latency", "50ms")
+# A burst is as large as the largest packet, and a small part of what is sent.
+_LIMIT = ("burst", "128kb", "latency", "50ms")
 
 
 def address_of(number: int) -> str:
