@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hvdtrain.base import modes
 from hvdtrain.base.modes import Mode
 from hvdtrain.base.numerics.compression import CODECS
+from hvdtrain.planning import parallel
 from hvdtrain.planning.bounds import least_step_s
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
@@ -304,13 +305,13 @@ class Contest:
         """Returns a place for each number of a ring's workers, bandwidth and number of local
         steps.
         """
-        places = []
+        asked = []
         for n, gbit, steps in itertools.product(workers, bandwidths, local_steps):
             hosts = -(-n // self.template.workers_per_host)
             if hosts > 1:
                 template = replace(self.template, bandwidth_gbit=gbit, local_steps=steps)
-                places.append(replace(self, template=template).place(hosts))
-        return places
+                asked.append((replace(self, template=template), hosts))
+        return parallel.each(_place, asked)
 
     def splits(self, hosts: int, prices: Prices) -> list[Row]:
         """Returns predictions with their `price` an hour and of a million samples, the fastest
@@ -336,6 +337,12 @@ class Contest:
             prediction["price_per_million"] = price / 3.6e-3 / prediction["samples_per_s"]
             predictions.append(prediction)
         return sorted(predictions, key=lambda prediction: -prediction["samples_per_s"])
+
+
+def _place(asked: tuple[Contest, int]) -> Row:
+    """Returns a place of the map, for a contest on so many hosts."""
+    contest, hosts = asked
+    return contest.place(hosts)
 
 
 def _can_send(family: Sequence[Mode], codec: str) -> bool:

@@ -216,7 +216,7 @@ def predict(
     hvdtrain plan predict c.json --workers 1-64 --servers 1,equal --bandwidth 1gbit --plot plan.svg
     hvdtrain plan predict c.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
     """
-    from hvdtrain.planning import best, show
+    from hvdtrain.planning import best, parallel, show
     from hvdtrain.planning import predict as prediction
 
     _check_used(names, bool(hosts))
@@ -242,7 +242,7 @@ def predict(
             )
         jobs = prediction.scenarios(template, names, workers, servers, bandwidths, local_steps)
         jobs += [best.one_machine(template, n) for n in workers]
-        rows = [prediction.row(loaded, job) for job in jobs]
+        rows = parallel.each(partial(prediction.row, loaded), jobs)
         places = best.Contest(loaded, template, names).map(workers, bandwidths, local_steps)
     show.predictions(rows, title)
     if places:
