@@ -1,6 +1,7 @@
 """Predictions as tables on the terminal, and as plots."""
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hvdtrain.reporting.table import Table, rich_table, words_table
 # Where the output is no terminal.
 WIDTH = 160
 MAP = "The fastest, and how probably"
+# Characters that have room in a line of the drawn map.
+CHARACTERS = 120
 # Rules that simulate nothing, as columns of a case.
 NAIVE = {"linear": "linear scaling", "slower_of_both": "slower of computing and wire"}
 # The probabilities from which on an answer is named, and has its colour in the map.
@@ -265,7 +268,8 @@ def _draw_map(panel: Any, places: Sequence[Row]) -> None:
         panel.add_patch(
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.6, linewidth=0)
         )
-        panel.text(x, y, answer(place), ha="center", va="center", fontsize=8, color="#101010")
+        said = textwrap.fill(answer(place), CHARACTERS // len(bandwidths))
+        panel.text(x, y, said, ha="center", va="center", fontsize=8, color="#101010")
     panel.set(
         xlim=(-0.5, len(bandwidths) - 0.5),
         ylim=(-0.5, len(numbers) - 0.5),
