@@ -6,6 +6,7 @@ sees it. `hvdtrain.launch.testbed` makes hosts that stay, for whole jobs.
 
 import ctypes
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -25,6 +26,14 @@ _LIMIT = ("burst", "128kb", "latency", "50ms")
 
 def address_of(number: int) -> str:
     return f"10.77.99.{number + 1}"
+
+
+def may_be_made() -> bool:
+    """Returns whether this user may make such hosts here, and has the tools for it.
+
+    Other users may have a private network too, but programs that they start there have no rights.
+    """
+    return not os.geteuid() and all(map(shutil.which, ("ip", "tc")))
 
 
 def make_switch(scratch: Path) -> None:
