@@ -40,7 +40,7 @@ SAMPLES = 4
 # The rates of links in Gbit/s, the bytes of a block that crosses them, and the measurements at each.
 RATES = (0.3, 1.2)
 LINKED = 4 * 2**20
-LINKED_SAMPLES = 3
+LINKED_SAMPLES = 2
 # A measurement over links is disturbed from this share of other work on. It is larger than elsewhere,
 # since what the kernel does for the links counts as other work, and steps wait for links mostly.
 LINKED_OTHERS = 0.15
