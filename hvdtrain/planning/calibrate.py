@@ -24,8 +24,8 @@ from hvdtrain.runs.read import Run
 
 # A calibration takes about a minute. Messages are measured until so many seconds after its
 # beginning, links until so many, and computing takes so many, or twice as many beside other work.
-MESSAGES_S = 28.0
-LINKS_S = 38.0
+MESSAGES_S = 26.0
+LINKS_S = 36.0
 PROFILE_S = 8.0
 # The costs of a transport that could not be measured in time: a two-core EPYC machine's, with wide
 # ranges. The efficiency is the share of a link's bandwidth that payload reaches. It was

@@ -203,7 +203,9 @@ def profile(
     samples = example(data.train, side, batch)
     torch.set_num_threads(threads)
     stamps = _Stamps(model, time.thread_time if threads == 1 else time.perf_counter)
-    measured = _measure_layers(model, stamps, samples, budget_s, say)
+    # Several threads that other work disturbs are given up soon: one is measured better.
+    repeat_s = budget_s if threads == 1 else budget_s / 2
+    measured = _measure_layers(model, stamps, samples, budget_s, repeat_s, say)
     steps = measured.quiet_steps
     if threads > 1 and len(steps) < LEAST_STEPS:
         # Threads that wait for one that is not running tell nothing of a machine without the others.
@@ -262,9 +264,14 @@ def _measure_layers(
     stamps: _Stamps,
     samples: torch.Tensor,
     budget_s: float,
+    repeat_s: float,
     say: Callable[[str], None],
 ) -> _Measured:
-    """Measures steps of a few images, and then of the batch if there is time."""
+    """Measures steps of a few images, and then of the batch if there is time.
+
+    Args:
+        budget_s, repeat_s: seconds that this takes, and how many more beside other work.
+    """
     began = time.perf_counter()
     batch = len(samples)
     fewest = min(FEWEST, batch)
@@ -283,9 +290,9 @@ def _measure_layers(
             f"{images} of {batch} images a step are measured …"
         )
     if images == small:
-        more = _steps(model, stamps, samples[:small], began + budget_s, least=0, repeat_s=budget_s)
+        more = _steps(model, stamps, samples[:small], began + budget_s, least=0, repeat_s=repeat_s)
         return _Measured(images, of_small + more, 0.0)
-    of_batch = _steps(model, stamps, samples, began + budget_s, repeat_s=budget_s)
+    of_batch = _steps(model, stamps, samples, began + budget_s, repeat_s=repeat_s)
     # What a sample adds is the slope. What is left of a step with no samples is fixed.
     whole = statistics.median(step.whole for step in of_batch)
     whole_of_small = statistics.median(step.whole for step in of_small)
