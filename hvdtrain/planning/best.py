@@ -12,10 +12,14 @@ from typing import NamedTuple
 from hvdtrain.base import modes
 from hvdtrain.base.modes import Mode
 from hvdtrain.base.numerics.compression import CODECS
+from hvdtrain.planning import parallel
+from hvdtrain.planning.bounds import least_step_s
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.predict import (
     DRAWS,
+    VALIDATED_GBIT,
+    VALIDATED_HOSTS,
     Row,
     codec_of,
     is_lone,
@@ -23,6 +27,7 @@ from hvdtrain.planning.predict import (
     row,
     simulate,
     simulated_speed,
+    speed,
 )
 from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 
@@ -47,9 +52,6 @@ ANOTHER = 2.0
 CLEAR_LEAD = 1.05
 # Samples a second of a job that does nothing.
 LEAST_SPEED = 1e-9
-# Predictions of larger clusters and faster networks were never compared with measurements.
-VALIDATED_HOSTS = 4
-VALIDATED_GBIT = 1.0
 NAMES = ("ring", "servers", "one_machine")
 
 
@@ -164,6 +166,29 @@ class Contest:
             speeds.append((samples_per_s, job))
         return sorted(speeds, key=lambda of_job: -of_job[0])
 
+    def _promising(self, jobs: Sequence[Scenario]) -> list[Scenario]:
+        """Returns the PROMISING fastest jobs in a rough simulation, the fastest first.
+
+        A job is not simulated if it cannot be among them.
+        """
+        most = [self._most_samples_per_s(job) for job in jobs]
+        found: list[tuple[float, int]] = []
+        for number in sorted(range(len(jobs)), key=lambda number: -most[number]):
+            if len(found) == PROMISING and most[number] < found[-1][0]:
+                break
+            [(samples_per_s, _)] = self.ranked([jobs[number]], ROUGH)
+            found.append((samples_per_s, number))
+            # Of equally fast jobs the first counts.
+            found.sort(key=lambda of_job: (-of_job[0], of_job[1]))
+            del found[PROMISING:]
+        return [jobs[number] for _, number in found]
+
+    def _most_samples_per_s(self, job: Scenario) -> float:
+        """Returns the samples a second that no simulation of a job exceeds."""
+        costed = self.calibration.with_costs(job)
+        least_s = least_step_s(costed) / self.calibration.bias.get(job.mode, 1.0)
+        return speed(self.calibration, job, least_s) if least_s else math.inf
+
     def place(self, hosts: int, prices: Prices = SAME_PRICE, detail: Detail = FINE) -> Row:
         """Returns a place of the map: the best of each side, and how probably each is the fastest
         of all.
@@ -195,6 +220,7 @@ class Contest:
         place["ratio"] = None
         if ring and servers:
             place["ratio"] = ring["samples_per_s"] / servers["samples_per_s"]
+        place["others_share"] = self.calibration.others_share
         place["not_validated"] = self._not_validated(hosts)
         place["hangs_on"] = []
         if max(chances) >= SURE:
@@ -206,8 +232,9 @@ class Contest:
         reasons = []
         if hosts > VALIDATED_HOSTS:
             reasons.append(f"more than {VALIDATED_HOSTS} hosts")
-        if self.template.bandwidth_gbit > VALIDATED_GBIT:
-            reasons.append(f"more than {VALIDATED_GBIT:g} Gbit/s")
+        _, most_gbit = VALIDATED_GBIT
+        if self.template.bandwidth_gbit > most_gbit:
+            reasons.append(f"more than {most_gbit:g} Gbit/s")
         slow = self.template.slow
         has_asynchronous = any(not modes.declared(name).lockstep for name in self.mode_names)
         if has_asynchronous and (slow.workers or slow.random_share):
@@ -267,8 +294,7 @@ class Contest:
         alone = one_machine(self.template, hosts * self.template.workers_per_host)
         fastest = {}
         for name, jobs in zip(NAMES, [*self.sides(hosts, prices), [alone]], strict=True):
-            promising = [job for _, job in self.ranked(jobs, ROUGH)[:PROMISING]]
-            ranked = self.ranked(promising, min(detail, COARSE))
+            ranked = self.ranked(self._promising(jobs), min(detail, COARSE))
             if ranked and ranked[0][0]:
                 fastest[name] = ranked[0]
         return fastest
@@ -279,13 +305,13 @@ class Contest:
         """Returns a place for each number of a ring's workers, bandwidth and number of local
         steps.
         """
-        places = []
+        asked = []
         for n, gbit, steps in itertools.product(workers, bandwidths, local_steps):
             hosts = -(-n // self.template.workers_per_host)
             if hosts > 1:
                 template = replace(self.template, bandwidth_gbit=gbit, local_steps=steps)
-                places.append(replace(self, template=template).place(hosts))
-        return places
+                asked.append((replace(self, template=template), hosts))
+        return parallel.each(_place, asked)
 
     def splits(self, hosts: int, prices: Prices) -> list[Row]:
         """Returns predictions with their `price` an hour and of a million samples, the fastest
@@ -311,6 +337,12 @@ class Contest:
             prediction["price_per_million"] = price / 3.6e-3 / prediction["samples_per_s"]
             predictions.append(prediction)
         return sorted(predictions, key=lambda prediction: -prediction["samples_per_s"])
+
+
+def _place(asked: tuple[Contest, int]) -> Row:
+    """Returns a place of the map, for a contest on so many hosts."""
+    contest, hosts = asked
+    return contest.place(hosts)
 
 
 def _can_send(family: Sequence[Mode], codec: str) -> bool:

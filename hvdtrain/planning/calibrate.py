@@ -2,7 +2,9 @@
 
 import os
 import socket
+import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -15,12 +17,15 @@ from hvdtrain.base.system.own_code import short
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
 from hvdtrain.planning import probe
 from hvdtrain.planning.calibration import Calibration, Quantity
-from hvdtrain.planning.from_runs import from_runs
-from hvdtrain.planning.scenario import BUCKET_BYTES
+from hvdtrain.planning.from_runs import EFFICIENCIES, efficiency_around, from_runs
+from hvdtrain.planning.predict import simulate
+from hvdtrain.planning.scenario import BUCKET_BYTES, Layer, Scenario, Transport
 from hvdtrain.runs.read import Run
 
-# Seconds of measuring, so that a calibration takes about a minute, and what computing has of them.
-BUDGET_S = 50.0
+# A calibration takes about a minute. Messages are measured until so many seconds after its
+# beginning, links until so many, and computing takes so many, or twice as many beside other work.
+MESSAGES_S = 26.0
+LINKS_S = 36.0
 PROFILE_S = 8.0
 # The costs of a transport that could not be measured in time: a two-core EPYC machine's, with wide
 # ranges. The efficiency is the share of a link's bandwidth that payload reaches. It was
@@ -96,7 +101,9 @@ def calibrate(
     torch.set_num_threads(1)
     data = find_dataset_of(config)
     # Before anything computes: see probe.
-    measured = probe.measure(time.monotonic() + BUDGET_S - PROFILE_S, say)
+    began = time.monotonic()
+    measured = probe.measure(began + MESSAGES_S, say)
+    over_links = probe.measure_links(began + LINKS_S, say)
     from hvdtrain.job.training.model import image_side
     from hvdtrain.planning import profile
 
@@ -105,6 +112,9 @@ def calibrate(
     computing = profiled.computing
     parameters = round(sum(layer.gradient_megabytes for layer in computing["layers"]) * 250_000)
     guessed = [name for name in probe.TRANSPORTS if not _is_measured(name, measured)]
+    costs = transports(measured)
+    efficiencies = _efficiencies(costs, over_links)
+    others = max([profiled.others, *(seconds.disturbed_by for seconds in measured.values())])
     calibration = Calibration(
         model={
             "name": short(config.model),
@@ -115,7 +125,9 @@ def calibrate(
             "parameters": parameters,
         },
         **computing,
-        transports=transports(measured),
+        transports={
+            name: of_transport | efficiencies.get(name, {}) for name, of_transport in costs.items()
+        },
         cores_per_host=usable_cores(),
         workers_per_host=host.workers,
         wires=_wires(guessed) or WIRES[:1],
@@ -126,7 +138,8 @@ def calibrate(
             "how": "measured",
             "load_average": [round(load, 2) for load in os.getloadavg()],
             "guessed": guessed,
-            "others_share": round(profiled.others, 3),
+            "efficiency_measured": list(efficiencies),
+            "others_share": round(others, 3),
             "jitter": "measured" if profiled.jitter_is_known else "guessed",
         },
     )
@@ -134,17 +147,17 @@ def calibrate(
         calibration = from_runs(calibration, runs, bandwidth)
     if host.cores:
         calibration = calibration.on_hosts(host.cores, host.workers, host.asked_threads)
-    if profiled.others:
+    if others:
         say(
-            f"beside other work, which had {profiled.others:.0%} of this machine: computing has a wide range; "
-            "calibrate again when the machine is quiet"
+            f"the machine did other work: {others:.0%} of it; disturbed measurements were repeated, and "
+            "what is still disturbed has a wide range; calibrate again when the machine is quiet"
         )
     for name in calibration.made["guessed"]:
         say(f"{name} could not be measured in time: its costs are guesses, with wide ranges")
     return calibration
 
 
-def _is_measured(name: str, measured: Mapping[tuple[str, int], probe.StepSeconds]) -> bool:
+def _is_measured(name: str, measured: probe.Measured) -> bool:
     """Returns whether a transport was measured with both sizes of blocks."""
     return (name, probe.LARGE) in measured and (name, probe.SMALL) in measured
 
@@ -158,8 +171,10 @@ def _wires(guessed: Collection[str]) -> tuple[str, ...]:
     return tuple(wires)
 
 
-def transports(measured: Mapping[tuple[str, int], probe.StepSeconds]) -> dict[str, Costs]:
+def transports(measured: probe.Measured) -> dict[str, Costs]:
     """Returns what messages cost, for each transport.
+
+    Where other work disturbed, the range is wider.
 
     Args:
         measured: by transport and size of blocks. What is missing is guessed.
@@ -170,12 +185,18 @@ def transports(measured: Mapping[tuple[str, int], probe.StepSeconds]) -> dict[st
         has_servers = transport.servers > 0
         small = measured.get((name, probe.SMALL))
         if small:
-            costs |= _costs_of_messages(small, has_servers)
+            costs |= _wider(_costs_of_messages(small, has_servers), small)
         large = measured.get((name, probe.LARGE))
         if large:
-            costs |= _costs_of_bytes(large, has_servers, costs)
+            costs |= _wider(_costs_of_bytes(large, has_servers, costs), large)
         all_costs[name] = costs
     return all_costs
+
+
+def _wider(costs: Costs, seconds: probe.StepSeconds) -> Costs:
+    """Returns costs with the range that other work leaves of them."""
+    factor = 1 + seconds.disturbed_by
+    return {name: cost.give_or_take(factor) for name, cost in costs.items()}
 
 
 def _costs_of_messages(small: probe.StepSeconds, has_servers: bool) -> Costs:
@@ -225,3 +246,65 @@ def _per_gb(steps_s: Sequence[float], messages_s: float, size: int) -> Quantity:
     """
     of_bytes = [max(probe.FLOOR, step_s - messages_s) for step_s in steps_s]
     return Quantity.of(of_bytes).times(1e9 / size / 2)
+
+
+def _efficiencies(costs: Mapping[str, Costs], over_links: probe.Measured) -> dict[str, Costs]:
+    """Returns the `efficiency` of each transport that was measured undisturbed at both rates."""
+    found = {}
+    for name, of_transport in costs.items():
+        seconds = [over_links.get((name, gbit)) for gbit in probe.RATES]
+        undisturbed = [each for each in seconds if each and each.others <= probe.LINKED_OTHERS]
+        if len(undisturbed) == len(probe.RATES):
+            efficiency = efficiency_of(name, of_transport, *undisturbed)
+            if efficiency:
+                found[name] = {"efficiency": efficiency}
+    return found
+
+
+def efficiency_of(
+    name: str, costs: Costs, at_slow: probe.StepSeconds, at_fast: probe.StepSeconds
+) -> Quantity | None:
+    """Returns the share of a link that payload reaches, from steps at the two probe.RATES.
+
+    What messages cost the processors is the same at both rates. So the difference of two steps is
+    the link's alone, and the efficiency is the one with which simulated steps differ as much.
+
+    Returns:
+        None where noise hides the difference.
+    """
+    most_s = max(at_slow.wall_s) - min(at_fast.wall_s)
+    least_s = min(at_slow.wall_s) - max(at_fast.wall_s)
+    middle_s = statistics.median(at_slow.wall_s) - statistics.median(at_fast.wall_s)
+    if least_s <= 0:
+        return None
+
+    def less_s(share: float) -> float:
+        """Returns by how much a simulated step is shorter at the slower rate, a negative number."""
+        slow_s, fast_s = (_step_over_link_s(name, costs, share, gbit) for gbit in probe.RATES)
+        return fast_s - slow_s
+
+    last = len(EFFICIENCIES) - 1
+    share = EFFICIENCIES[bisect_left(EFFICIENCIES, -middle_s, hi=last, key=less_s)]
+    around = efficiency_around(share)
+    low = min(around.low, share * middle_s / most_s)
+    high = max(around.high, share * middle_s / least_s)
+    return Quantity(share, low, min(1.0, high))
+
+
+def _step_over_link_s(name: str, costs: Costs, efficiency: float, gbit: float) -> float:
+    """Returns the seconds of a simulated step of the job that is measured over links."""
+    probed = probe.TRANSPORTS[name]
+    figures = {key: cost.value for key, cost in costs.items()} | {"efficiency": efficiency}
+    ranks = probe.WORKERS + probed.servers
+    job = Scenario(
+        probed.mode,
+        (Layer(probe.LINKED // 4, 0.0, 1e-9),) * probe.BLOCKS,
+        probe.WORKERS,
+        probed.servers,
+        gbit,
+        transport=Transport(**figures),
+        cores=usable_cores() / ranks,
+        wire=probed.wire,
+        wait_for="step",
+    )
+    return simulate(job).step_s

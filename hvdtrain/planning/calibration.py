@@ -170,6 +170,12 @@ class Calibration:
         if computing_ms < _LEAST_COMPUTING_MS:
             raise ValueError("fixed_ms and the layers' computing are no time at all")
 
+    @property
+    def others_share(self) -> float:
+        """The share of the machine that other work had in measurements that count; 0: undisturbed."""
+        share = self.made.get("others_share")
+        return share if isinstance(share, float) else 0.0
+
     def slower(self, factor: float) -> "Calibration":
         """Returns the calibration with all computing so many times as long."""
         layers = []

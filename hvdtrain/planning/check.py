@@ -207,6 +207,10 @@ def table(calibration: Calibration, runs: Sequence[Run]) -> Table:
     notes = [
         f"Predicted by `hvdtrain plan` from a calibration ({model}); repeats as geometric means."
     ]
+    if calibration.others_share:
+        notes.append(
+            f"The machine did other work while it was calibrated: {calibration.others_share:.0%} of it."
+        )
     rows: list[tuple[str, list[Cell]]] = []
     errors: list[float] = []
     links: set[float] = set()

@@ -216,7 +216,7 @@ def predict(
     hvdtrain plan predict c.json --workers 1-64 --servers 1,equal --bandwidth 1gbit --plot plan.svg
     hvdtrain plan predict c.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
     """
-    from hvdtrain.planning import best, show
+    from hvdtrain.planning import best, parallel, show
     from hvdtrain.planning import predict as prediction
 
     _check_used(names, bool(hosts))
@@ -242,7 +242,7 @@ def predict(
             )
         jobs = prediction.scenarios(template, names, workers, servers, bandwidths, local_steps)
         jobs += [best.one_machine(template, n) for n in workers]
-        rows = [prediction.row(loaded, job) for job in jobs]
+        rows = parallel.each(partial(prediction.row, loaded), jobs)
         places = best.Contest(loaded, template, names).map(workers, bandwidths, local_steps)
     show.predictions(rows, title)
     if places:
@@ -401,7 +401,7 @@ def needs(
     if file:
         write_whole(file, json.dumps({"rows": rows}, indent=1) + "\n")
     show.needs(rows)
-    for line in _scaled(measured, loaded):
+    for line in itertools.chain(_scaled(measured, loaded), _disturbed(loaded)):
         click.echo(line)
 
 
@@ -422,6 +422,19 @@ def case(case: Path, file: Path | None) -> None:
     show.case(table.title, table.source, rows, fitted)
 
 
+def _disturbed(calibration: Calibration) -> Iterator[str]:
+    """Yields what other work made of the calibration."""
+    others = calibration.others_share
+    if others:
+        yield (
+            f"The machine did other work: {others:.0%} of it, while it was calibrated. Intervals are "
+            "wider: calibrate again when it is quiet."
+        )
+    if calibration.made.get("jitter") == "guessed":
+        jitter = calibration.step_jitter
+        yield f"Hardly a step was undisturbed: their jitter is taken to be {jitter:g}."
+
+
 def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any]) -> Iterator[str]:
     """Yields what the calibration says little about, and what of the question is not in all
     rows.
@@ -437,7 +450,8 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
         yield (
             f"The calibration was made with {workers} and {servers}, {network}; intervals beyond "
             f"are wider by {WIDER_PER_DOUBLING:.0%} for each doubling, of bandwidth by "
-            f"{WIDER_PER_DOUBLED_BANDWIDTH:.0%}, which are guesses."
+            f"{WIDER_PER_DOUBLED_BANDWIDTH:.1%}, and by twice as much where no prediction was ever "
+            "compared with a measurement."
         )
     biases = {mode: bias for mode, bias in calibration.bias.items() if abs(bias - 1) > 0.01}
     shown = {row["mode"] for row in rows}
@@ -445,15 +459,7 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
         bias = biases[mode]
         told = f"{bias:.2f} times as long" if bias > 1 else f"{1 / bias:.2f} times as short"
         yield f"{mode}: corrected, since its runs were predicted {told} as they were."
-    others = calibration.made.get("others_share")
-    if isinstance(others, float) and others > 0:
-        yield (
-            f"The calibration was made beside other work, which had {others:.0%} of the machine: "
-            "calibrate again when it is quiet."
-        )
-    if calibration.made.get("jitter") == "guessed":
-        jitter = calibration.step_jitter
-        yield f"Hardly a step was undisturbed: their jitter is taken to be {jitter:g}."
+    yield from _disturbed(calibration)
     codec = template.compression
     sent_by_rings = {row["compression"] for row in rows if row["mode"] in RING_MODES}
     if codec != "none" and sent_by_rings == {"none"}:

@@ -5,12 +5,12 @@ then, for example `partial(loop.after, seconds)`. A resource may stand for sever
 `times` says for how many.
 """
 
-import heapq
 import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
 from functools import partial
+from heapq import heappop, heappush
 
 Then = Callable[[], object]
 Wait = Callable[[Then], object]
@@ -48,16 +48,22 @@ class EventLoop:
         self.now = 0.0
         self._events: list[tuple[float, int, Then]] = []
         self._numbers = itertools.count()
+        self._is_stopped = False
 
     def after(self, seconds: float, then: Then) -> None:
         """Calls `then` so many simulated seconds from now."""
-        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), then))
+        heappush(self._events, (self.now + seconds, next(self._numbers), then))
 
-    def run(self, is_over: Callable[[], bool]) -> None:
-        """Handles events in the order of time until `is_over()` or none is left."""
-        while self._events and not is_over():
-            self.now, _, then = heapq.heappop(self._events)
+    def run(self) -> None:
+        """Handles events in the order of time until `stop()` is called or none is left."""
+        events = self._events
+        while events and not self._is_stopped:
+            self.now, _, then = heappop(events)
             then()
+
+    def stop(self) -> None:
+        """Ends `run` after what happens now."""
+        self._is_stopped = True
 
 
 class SharedLink:
@@ -70,9 +76,9 @@ class SharedLink:
     def __init__(self, loop: EventLoop, draw: random.Random) -> None:
         self.loop = loop
         self.draw = draw
-        self._waiting: dict[Hashable, deque[tuple[float, Then, Then]]] = {}
-        # with a message that waits
-        self._connections: list[Hashable] = []
+        self._messages: dict[Hashable, deque[tuple[float, Then, Then]]] = {}
+        # The messages of each connection with one that waits.
+        self._waiting: list[deque[tuple[float, Then, Then]]] = []
         self._busy = False
 
     def take(self, connection: Hashable, seconds: float, begins: Then, ends: Then) -> None:
@@ -82,26 +88,28 @@ class SharedLink:
             begins: called when the message's first byte leaves.
             ends: called when the message's last byte is through.
         """
-        waiting = self._waiting.setdefault(connection, deque())
-        if not waiting:
-            self._connections.append(connection)
-        waiting.append((seconds, begins, ends))
+        messages = self._messages.get(connection)
+        if messages is None:
+            messages = self._messages[connection] = deque()
+        if not messages:
+            self._waiting.append(messages)
+        messages.append((seconds, begins, ends))
         if not self._busy:
             self._next()
 
     def _next(self) -> None:
         """Begins with the next message, if any waits."""
-        self._busy = bool(self._connections)
-        if not self._busy:
+        waiting = self._waiting
+        connections = len(waiting)
+        self._busy = connections > 0
+        if not connections:
             return
-        number = 0
-        if len(self._connections) > 1:
-            number = int(self.draw.random() * len(self._connections))
-        waiting = self._waiting[self._connections[number]]
-        seconds, begins, ends = waiting.popleft()
-        if not waiting:
-            self._connections[number] = self._connections[-1]
-            self._connections.pop()
+        number = int(self.draw.random() * connections) if connections > 1 else 0
+        messages = waiting[number]
+        seconds, begins, ends = messages.popleft()
+        if not messages:
+            waiting[number] = waiting[-1]
+            waiting.pop()
         begins()
         self.loop.after(seconds, partial(self._through, ends))
 
@@ -130,6 +138,8 @@ class Processors:
         self.since = 0.0
         self.running = 0.0
         self._work: list[tuple[float, int, float, Then]] = []
+        # The processor seconds that a thread has in a second.
+        self._rate = 1.0
         self._numbers = itertools.count()
         # The number of the planned end. An event with an older number is void.
         self._round = 0
@@ -141,23 +151,22 @@ class Processors:
             return
         self._advance()
         self.running += times
-        heapq.heappush(self._work, (self.attained + seconds, next(self._numbers), times, then))
+        heappush(self._work, (self.attained + seconds, next(self._numbers), times, then))
         self._plan()
-
-    def _rate(self) -> float:
-        """Returns the processor seconds that a thread has in a second."""
-        return min(1.0, self.cores / self.running) if self.running > 0 else 1.0
 
     def _advance(self) -> None:
         """Counts what the threads have attained up to now."""
-        self.attained += (self.loop.now - self.since) * self._rate()
-        self.since = self.loop.now
+        now = self.loop.now
+        self.attained += (now - self.since) * self._rate
+        self.since = now
 
     def _plan(self) -> None:
-        """Schedules the end of the work that needs least."""
+        """Schedules the end of the work that needs least, at the rate that threads have from now on."""
         self._round += 1
+        crowded = self.running > self.cores
+        self._rate = self.cores / self.running if crowded else 1.0
         if self._work:
-            seconds = max(0.0, self._work[0][0] - self.attained) / self._rate()
+            seconds = max(0.0, self._work[0][0] - self.attained) / self._rate
             self.loop.after(seconds, partial(self._end, self._round))
 
     def _end(self, number: int) -> None:
@@ -168,7 +177,7 @@ class Processors:
         self.attained = max(self.attained, self._work[0][0])
         ended = []
         while self._work and self._work[0][0] <= self.attained:
-            _, _, times, then = heapq.heappop(self._work)
+            _, _, times, then = heappop(self._work)
             self.running -= times
             ended.append(then)
         if not self._work:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
+from hvdtrain.base.world.load import beside_others
 from hvdtrain.planning import best
 from hvdtrain.planning.calibrate import UNKNOWN
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, LayerCost, Quantity
@@ -21,7 +22,7 @@ from hvdtrain.planning.layout import ROUGH
 from hvdtrain.planning.predict import Row, simulate
 from hvdtrain.planning.probe import TRANSPORTS
 from hvdtrain.planning.scenario import Scenario, Stragglers
-from hvdtrain.planning.show import ANSWERS, answer, map_table, rate
+from hvdtrain.planning.show import ANSWERS, OTHER_WORK, answer, map_table, rate
 from hvdtrain.reporting.table import Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
@@ -173,8 +174,11 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
         bias = math.log(calibration.bias.get(run.kind.mode, 1.0))
         missed.append(log)
         uncertain.append(math.hypot(log - bias, bias / 2))
-    error = min(MOST_ERROR, max(LEAST_ERROR, _spread(uncertain)))
-    calibration = replace(calibration, model_error=error)
+    others = max(map(_others_share, chosen.values()))
+    spread = math.hypot(_spread(uncertain), math.log1p(others))
+    error = min(MOST_ERROR, max(LEAST_ERROR, spread))
+    made = calibration.made | {"others_share": others}
+    calibration = replace(calibration, model_error=error, made=made)
     _, job = job_of_run(calibration, largest_run, bandwidth)
     workers_per_host = job.workers_per_host
     calibration = replace(calibration, workers_per_host=workers_per_host)
@@ -189,6 +193,15 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
     )
     mode_names = [kind.mode for kind in distributed]
     return CostModel(calibration, largest, mode_names, missed)
+
+
+def _others_share(run: Run) -> float:
+    """Returns the largest share of a host that other work had during a run; 0 if it did not disturb."""
+    shares = [0.0]
+    for name, load in run.summary.load.items():
+        if load.cores and beside_others({name: load}):
+            shares.append((load.others_cores or 0.0) / load.cores + (load.stolen_share or 0.0))
+    return min(1.0, max(shares))
 
 
 def _by_family_and_size(kind_and_run: tuple[Kind, Run]) -> tuple[bool, int]:
@@ -288,7 +301,8 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
     likeliest = max(ANSWERS, key=here.__getitem__)
     says = f"not sure ({answer(here)})"
     if measured_answer:
-        says = f"{measured_answer} (P {here[likeliest]:.2f}{_hangs_on(here)})"
+        beside = f", {OTHER_WORK}" if here["others_share"] else ""
+        says = f"{measured_answer} (P {here[likeliest]:.2f}{_hangs_on(here)}{beside})"
     if here["not_validated"]:
         reasons = " or ".join(here["not_validated"])
         says = f"perhaps {ANSWERS[likeliest]}, as no prediction of {reasons} was ever validated"

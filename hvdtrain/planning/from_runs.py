@@ -315,8 +315,7 @@ def _with_efficiency(
     costs_are_open = all(run.spins for run in runs) and _has_two_rates(base, runs, bandwidth)
     tried = []
     for share, times in itertools.product(EFFICIENCIES, COSTS if costs_are_open else [1.0]):
-        efficiency = Quantity(share, share * 0.95, min(1.0, share * 1.03))
-        calibration = base.with_transport(name, {"efficiency": efficiency})
+        calibration = base.with_transport(name, {"efficiency": efficiency_around(share)})
         calibration = calibration.with_messages([name], times)
         simulated = [simulate(scenario_of(calibration, run, bandwidth)).step_s for run in runs]
         errors = [math.log(a / b) for a, b in zip(simulated, measured, strict=True)]
@@ -324,6 +323,11 @@ def _with_efficiency(
         tried.append((error, abs(share - known) + abs(math.log(times)), calibration))
     _, _, best = min(tried, key=lambda one: one[:2])
     return best
+
+
+def efficiency_around(share: float) -> Quantity:
+    """Returns a measured efficiency with what it may be off by."""
+    return Quantity(share, share * 0.95, min(1.0, share * 1.03))
 
 
 def _has_two_rates(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -> bool:

@@ -9,7 +9,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.config.option_types import EQUAL
@@ -17,7 +17,7 @@ from hvdtrain.base.config.run_config import WIRES
 from hvdtrain.base.errors import UsageError, unknown
 from hvdtrain.base.modes import ONE_MACHINE
 from hvdtrain.planning.calibration import Z90, Calibration
-from hvdtrain.planning.layout import COARSE, FINE, Detail
+from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.ring import SimulatedRing
 from hvdtrain.planning.scenario import (
     BUCKET_BYTES,
@@ -36,12 +36,18 @@ STEPS_RING = 10
 STEPS_STRAGGLERS = 40
 # Buckets in all steps together. The order of several on a link is drawn, which would show with few.
 BUCKETS = 600
-# Draws of a calibration for an interval.
+# Draws of a calibration for an interval, which are simulated with less detail above so many workers.
 DRAWS = 12
-# The interval is so much wider for each doubling of workers, of servers, of workers on a host or of
-# bandwidth away from what a calibration was made with.
-WIDER_PER_DOUBLING = 0.02
-WIDER_PER_DOUBLED_BANDWIDTH = 0.03
+MANY_WORKERS = 16
+# The interval is so much wider for each doubling of workers, of servers or of bandwidth away from
+# what a calibration was made with (tests/benchmarks/widening.py), and so many times as much wider
+# where no prediction was ever compared with a measurement: a guess.
+WIDER_PER_DOUBLING = 0.03
+WIDER_PER_DOUBLED_BANDWIDTH = 0.015
+WIDER_WHERE_UNKNOWN = 2.0
+# Predictions of more hosts or servers, and of slower and faster links, were never compared.
+VALIDATED_HOSTS = 4
+VALIDATED_GBIT = (0.05, 1.0)
 # The bandwidth from which on doublings count where none was measured.
 USUAL_GBIT = 1.0
 # The share of one worker in all work from which on the others are spectators: that is no cluster.
@@ -147,8 +153,8 @@ def row(
     step_s = simulated.step_s / calibration.bias.get(job.mode, 1.0)
     drawn = _drawn_steps(calibration, job, step_s, detail) if is_drawn else [step_s] * DRAWS
     spread = statistics.pstdev(map(math.log, drawn))
-    beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, job)
-    beyond += WIDER_PER_DOUBLED_BANDWIDTH / Z90 * doublings_of_bandwidth(calibration, job)
+    beyond = WIDER_PER_DOUBLING / Z90 * doublings_beyond(calibration, job).weighted
+    beyond += WIDER_PER_DOUBLED_BANDWIDTH / Z90 * doublings_of_bandwidth(calibration, job).weighted
     wider = math.exp(Z90 * math.hypot(spread, calibration.model_error + beyond))
     samples = speed(calibration, job, step_s)
     hosts_of_servers = job.servers if job.placement == "dedicated" else 0
@@ -186,11 +192,11 @@ def _drawn_steps(
 ) -> list[float]:
     """Returns seconds a step with the calibration drawn anew, DRAWS times.
 
-    Draws of a job with servers are simulated coarsely. Only the ratios of draws count: their
-    geometric mean is `step_s`.
+    Draws of a job with servers are simulated coarsely, those with many workers roughly. Only the
+    ratios of draws count: their geometric mean is `step_s`.
     """
     if job.servers:
-        detail = min(detail, COARSE)
+        detail = min(detail, ROUGH if job.workers > MANY_WORKERS else COARSE)
     simulated = []
     for number in range(DRAWS):
         seeded = replace(job, seed=job.seed + 1 + number)
@@ -245,29 +251,58 @@ def codec_of(calibration: Calibration, mode: str, name: str) -> str:
     return name if modes.declared(mode).can_send(name.partition(":")[0]) else "none"
 
 
-def doublings_beyond(calibration: Calibration, job: Scenario) -> int:
+class Doublings(NamedTuple):
+    """How often something is doubled away from what a calibration was made with.
+
+    Attributes:
+        compared: within what predictions were compared with measurements of.
+        unknown: beyond that.
+    """
+
+    compared: float
+    unknown: float
+
+    @property
+    def weighted(self) -> float:
+        """Doublings of which each widens an interval as one that was compared."""
+        return self.compared + WIDER_WHERE_UNKNOWN * self.unknown
+
+
+def doublings_beyond(calibration: Calibration, job: Scenario) -> Doublings:
     """Returns how often workers, servers and workers on a host were doubled beyond what the
     calibration was made with.
     """
-    doublings = _doublings(job.workers, calibration.most_workers)
-    doublings += _doublings(job.servers, calibration.most_servers)
+    compared = 0
+    unknown = 0
+    known = (job.workers, calibration.most_workers), (job.servers, calibration.most_servers)
+    for count, most in known:
+        of_compared = doublings_of_count(min(count, VALIDATED_HOSTS), most)
+        compared += of_compared
+        unknown += doublings_of_count(count, most) - of_compared
     if job.workers > 1:
-        doublings += _doublings(job.workers_per_host, calibration.workers_per_host)
-    return doublings
+        unknown += doublings_of_count(job.workers_per_host, calibration.workers_per_host)
+    return Doublings(compared, unknown)
 
 
-def doublings_of_bandwidth(calibration: Calibration, job: Scenario) -> float:
+def doublings_of_bandwidth(calibration: Calibration, job: Scenario) -> Doublings:
     """Returns how often the bandwidth is doubled or halved from the one that was measured.
 
     Where none was measured, a network slower than USUAL_GBIT is as well known as another.
     """
     if (job.hosts_with_workers < 2 and job.placement == "shared") or job.workers < 2:
-        return 0.0
-    doublings = math.log2(job.bandwidth_gbit / (calibration.bandwidth_gbit or USUAL_GBIT))
-    return abs(doublings) if calibration.bandwidth_gbit else max(0.0, doublings)
+        return Doublings(0.0, 0.0)
+    gbit = job.bandwidth_gbit
+    known = calibration.bandwidth_gbit
+    if not known:
+        return Doublings(0.0, max(0.0, math.log2(gbit / USUAL_GBIT)))
+    least, most = VALIDATED_GBIT
+    within = min(most, max(least, gbit)) / min(most, max(least, known))
+    compared = abs(math.log2(within))
+    return Doublings(compared, abs(math.log2(gbit / known)) - compared)
 
 
-def _doublings(count: int, known: int) -> int:
+def doublings_of_count(count: int, known: int) -> int:
+    """Returns how often a number was doubled beyond one that is known."""
     times = -(-count // max(1, known))
     return max(0, times - 1).bit_length()
 

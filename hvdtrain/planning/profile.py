@@ -23,11 +23,12 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.numerics.compression import CODECS, Compressor
 from hvdtrain.base.numerics.optimizers import make_optimizer
 from hvdtrain.base.system.cgroups import usable_cores
-from hvdtrain.base.world.load import FOREIGN_SHARE, HostLoad, by_host
+from hvdtrain.base.world.load import FOREIGN_SHARE
 from hvdtrain.data.folder import ImageFolder
 from hvdtrain.data.loader import example
 from hvdtrain.job.training.model import initial_model, trial_inputs
 from hvdtrain.planning.calibration import LayerCost, Quantity
+from hvdtrain.planning.watch import MOST_TIMES, Watch
 
 WARM_UP = 1
 LEAST_STEPS = 3
@@ -44,9 +45,8 @@ REPEATS = 4
 QUARTILES = 1.349
 # The factor by which what more cores add may be off.
 SPEEDUP_OFF = 1.15
-# Steps are watched for other work in windows of so many seconds: Linux counts in hundredths.
+# Steps are watched for other work in windows of so many seconds.
 WINDOW_S = 0.5
-LEAST_WINDOW_S = 0.05
 # With fewer steps that nothing disturbed, the jitter of steps is a guess.
 LEAST_QUIET = 8
 UNKNOWN_JITTER = 0.03
@@ -176,33 +176,6 @@ class Profile(NamedTuple):
     jitter_is_known: bool
 
 
-class _Watch:
-    """How much of this machine is busy with other work, since the watch was set."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._load = HostLoad()
-        self._own_s = time.process_time()
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
-
-    def others(self, before: float) -> float:
-        """Returns the share of all cores that other processes and other guests of the machine had.
-
-        0 where Linux does not say.
-
-        Args:
-            before: what they had before, which stands for a time that is too short to tell.
-        """
-        if self.seconds < LEAST_WINDOW_S:
-            return before
-        own_s = time.process_time() - self._own_s
-        [load] = by_host({"here": self._load.since()}, {"here": own_s}).values()
-        return load["others_cores"] / load["cores"] + load["stolen_share"]
-
-
 def profile(
     config: RunConfig,
     batch: int,
@@ -221,7 +194,7 @@ def profile(
         batch: of one worker.
         side: pixels of an image's side.
         threads: of one worker.
-        budget_s: seconds that the measuring takes, about; half as many again beside other work.
+        budget_s: seconds that the measuring takes, about; as many again beside other work.
         say: shows the user a line.
     """
     say("layers: forward and backward …")
@@ -230,7 +203,9 @@ def profile(
     samples = example(data.train, side, batch)
     torch.set_num_threads(threads)
     stamps = _Stamps(model, time.thread_time if threads == 1 else time.perf_counter)
-    measured = _measure_layers(model, stamps, samples, budget_s, say)
+    # Several threads that other work disturbs are given up soon: one is measured better.
+    repeat_s = budget_s if threads == 1 else budget_s / 2
+    measured = _measure_layers(model, stamps, samples, budget_s, repeat_s, say)
     steps = measured.quiet_steps
     if threads > 1 and len(steps) < LEAST_STEPS:
         # Threads that wait for one that is not running tell nothing of a machine without the others.
@@ -289,9 +264,14 @@ def _measure_layers(
     stamps: _Stamps,
     samples: torch.Tensor,
     budget_s: float,
+    repeat_s: float,
     say: Callable[[str], None],
 ) -> _Measured:
-    """Measures steps of a few images, and then of the batch if there is time."""
+    """Measures steps of a few images, and then of the batch if there is time.
+
+    Args:
+        budget_s, repeat_s: seconds that this takes, and how many more beside other work.
+    """
     began = time.perf_counter()
     batch = len(samples)
     fewest = min(FEWEST, batch)
@@ -300,8 +280,9 @@ def _measure_layers(
     images_in_time = int(fewest * steps_in_time / (WARM_UP + LEAST_STEPS))
     small = max(fewest, min(batch // 4, images_in_time))
     of_small = _steps(model, stamps, samples[:small], began + budget_s / 4)
-    image_s = of_small[-1].wall / small
-    is_in_time = of_small[-1].wall * batch / small < budget_s / 8
+    # The fastest step: other work delays the others.
+    image_s = min(step.wall for step in of_small) / small
+    is_in_time = image_s * batch < budget_s / 8
     images = batch if is_in_time else small
     if images < batch:
         say(
@@ -309,11 +290,9 @@ def _measure_layers(
             f"{images} of {batch} images a step are measured …"
         )
     if images == small:
-        more = _steps(
-            model, stamps, samples[:small], began + budget_s, least=0, repeat_s=budget_s / 2
-        )
+        more = _steps(model, stamps, samples[:small], began + budget_s, least=0, repeat_s=repeat_s)
         return _Measured(images, of_small + more, 0.0)
-    of_batch = _steps(model, stamps, samples, began + budget_s, repeat_s=budget_s / 2)
+    of_batch = _steps(model, stamps, samples, began + budget_s, repeat_s=repeat_s)
     # What a sample adds is the slope. What is left of a step with no samples is fixed.
     whole = statistics.median(step.whole for step in of_batch)
     whole_of_small = statistics.median(step.whole for step in of_small)
@@ -340,7 +319,7 @@ def _steps(
         _step(model, stamps, samples, labels)
     in_window: list[_MeasuredStep] = []
     others = 0.0
-    watch = _Watch()
+    watch = Watch()
     while True:
         late_s = time.perf_counter() - deadline
         number = len(steps) + len(in_window)
@@ -353,7 +332,7 @@ def _steps(
             others = watch.others(others)
             steps += [replace(step, others=others) for step in in_window]
             in_window = []
-            watch = _Watch()
+            watch = Watch()
     others = watch.others(others)
     return steps + [replace(step, others=others) for step in in_window]
 
@@ -384,7 +363,7 @@ def _more_cores(
     model: nn.Module, samples: torch.Tensor, threads: int, others: float
 ) -> tuple[Quantity | None, Quantity | None]:
     """Returns `machine_speedup` and `of_more_cores` of a calibration, by wall time; None beside
-    other work.
+    other work, which it is measured twice to avoid.
 
     Each number of threads has the better of two steps. The model computes with one thread after.
     """
@@ -393,15 +372,19 @@ def _more_cores(
         model(samples).sum().backward()
 
     cores = max(1, int(usable_cores()))
-    seconds = dict.fromkeys((1, threads, cores), math.inf)
-    watch = _Watch()
-    for number in (*seconds, *seconds):
-        torch.set_num_threads(number)
-        seconds[number] = min(seconds[number], timeit.timeit(step, number=1))
+    for _ in range(MOST_TIMES):
+        seconds = dict.fromkeys((1, threads, cores), math.inf)
+        watch = Watch()
+        for number in (*seconds, *seconds):
+            torch.set_num_threads(number)
+            seconds[number] = min(seconds[number], timeit.timeit(step, number=1))
+        is_quiet = watch.others(others) <= FOREIGN_SHARE
+        if is_quiet:
+            break
     torch.set_num_threads(1)
     machine_speedup = None
     of_more_cores = None
-    if watch.others(others) > FOREIGN_SHARE:
+    if not is_quiet:
         return None, None
     if threads < cores:
         speedup = max(1.0, seconds[threads] / seconds[cores])

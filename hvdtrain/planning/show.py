@@ -1,6 +1,7 @@
 """Predictions as tables on the terminal, and as plots."""
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from hvdtrain.reporting.table import Table, rich_table, words_table
 # Where the output is no terminal.
 WIDTH = 160
 MAP = "The fastest, and how probably"
+# Characters that have room in a line of the drawn map.
+CHARACTERS = 120
 # Rules that simulate nothing, as columns of a case.
 NAIVE = {"linear": "linear scaling", "slower_of_both": "slower of computing and wire"}
 # The probabilities from which on an answer is named, and has its colour in the map.
 LEAST = 0.1
 SURE = 0.8
+# Beside each probability of a calibration that other work disturbed.
+OTHER_WORK = "other work"
 ANSWERS = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE MACHINE"}
 
 
@@ -82,16 +87,18 @@ def _line(row: Row) -> dict[str, Any]:
 def answer(place: Row) -> str:
     """Returns `RING 97 %`; several answers where none is sure.
 
-    In brackets is what the answer hangs on. Where nothing was ever validated it is `RING?`.
+    In brackets is what the answer hangs on, and OTHER_WORK. Where nothing was ever validated it is
+    `RING?`.
     """
     if place["not_validated"]:
         return ", ".join(f"{name}?" for key, name in ANSWERS.items() if place[key] >= SURE) or "?"
     likely = [(place[key], name) for key, name in ANSWERS.items() if place[key] >= LEAST]
     likely.sort(reverse=True)
     said = ", ".join(f"{name} {chance:.0%}" for chance, name in likely)
-    if place["hangs_on"]:
-        said += f" ({', '.join(place['hangs_on'])})"
-    return said
+    remarks = [*place["hangs_on"]]
+    if place["others_share"]:
+        remarks.append(OTHER_WORK)
+    return f"{said} ({', '.join(remarks)})" if remarks else said
 
 
 def map_table(places: Sequence[Row], title: str = MAP) -> Table:
@@ -127,6 +134,11 @@ def notes_of_map(places: Sequence[Row]) -> list[str]:
         notes.append(
             "In brackets: what alone turns the answer, were it half or twice as much (jitter: "
             "a quiet machine's, or twice)."
+        )
+    if any(place["others_share"] and not place["not_validated"] for place in places):
+        share = max(place["others_share"] for place in places)
+        notes.append(
+            f"({OTHER_WORK}): the machine did other work: {share:.0%} of it, while it was calibrated."
         )
     return notes
 
@@ -256,7 +268,8 @@ def _draw_map(panel: Any, places: Sequence[Row]) -> None:
         panel.add_patch(
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.6, linewidth=0)
         )
-        panel.text(x, y, answer(place), ha="center", va="center", fontsize=8, color="#101010")
+        said = textwrap.fill(answer(place), CHARACTERS // len(bandwidths))
+        panel.text(x, y, said, ha="center", va="center", fontsize=8, color="#101010")
     panel.set(
         xlim=(-0.5, len(bandwidths) - 0.5),
         ylim=(-0.5, len(numbers) - 0.5),

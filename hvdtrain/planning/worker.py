@@ -89,6 +89,8 @@ class SimulatedJob(ABC):
             self.unfinished -= 1
         elif len(worker.ends) == MOST_STEPS + 10 * self.steps:
             self.unfinished = 0
+        if self.unfinished <= 0:
+            self.loop.stop()
 
     def gradient_ready(self, worker: "Worker", layer: int) -> None:
         """Sends the pieces that are complete with a layer's gradient.
@@ -114,7 +116,7 @@ class SimulatedJob(ABC):
         self.unfinished = len(self.workers)
         for worker in self.workers:
             go_on(worker.steps())
-        self.loop.run(lambda: self.unfinished <= 0)
+        self.loop.run()
         assert self.round_steps or self.unfinished <= 0, "the simulated job stands still"
         return self._mean_step()
 

@@ -188,7 +188,11 @@ def test_a_wider_calibration_gives_wider_intervals():
 def test_beyond_the_calibration_it_says_so_and_widens():
     made = make()
     sizes = [Scenario("ps-sync", workers=n, servers=k) for n, k in ((2, 1), (4, 1), (1024, 8))]
-    assert [predict.doublings_beyond(made, size) for size in sizes] == [0, 1, 9 + 3]
+    assert [predict.doublings_beyond(made, size) for size in sizes] == [
+        (0, 0),
+        (1, 0),
+        (1 + 2, 8 + 1),
+    ]
     known, beyond = (
         rows(make(most_servers=k, most_workers=64), workers=(64,), servers=(8,)) for k in (8, 1)
     )
@@ -384,7 +388,7 @@ def test_costs_of_messages_from_measured_steps():
     def measured(messages, size):
         worker = messages * message + 2 * size * per_gb
         server = 2 * (messages * message + 2 * size * of_server)
-        return StepSeconds([worker] * 3, [server] * 3)
+        return StepSeconds([worker] * 3, [server] * 3, [1.0] * 3)
 
     found = transports({("ps", SMALL): measured(2, 0), ("ps", LARGE): measured(16, gigabytes)})
     assert found["ps"]["message_us"].value == pytest.approx(1000, rel=0.01)

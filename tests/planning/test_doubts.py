@@ -65,15 +65,25 @@ def test_intervals_widen_with_each_doubling_away_from_what_was_measured():
     widths = [width(at_0_3, bandwidth_gbit=gbit) for gbit in (0.3, 1.0, 10.0, 100.0)]
     assert widths == sorted(widths) and widths[-1] > 1.2 * widths[0]
     jobs = [Scenario("allreduce", workers=2, bandwidth_gbit=gbit) for gbit in (0.15, 0.6, 2.4)]
-    assert [predict.doublings_of_bandwidth(at_0_3, job) for job in jobs] == [1, 1, 3]
-    assert [predict.doublings_of_bandwidth(make(), job) for job in jobs] == [
-        0,
-        0,
-        pytest.approx(1.263, abs=1e-3),
-    ]
+    found = [predict.doublings_of_bandwidth(at_0_3, job) for job in jobs]
+    assert found[:2] == [(1, 0), (1, 0)]
+    # Up to 1 Gbit/s predictions were compared with measurements.
+    assert found[2] == pytest.approx((1.737, 1.263), abs=1e-3)
+    without_runs = [predict.doublings_of_bandwidth(make(), job) for job in jobs]
+    assert without_runs == [(0, 0), (0, 0), (0, pytest.approx(1.263, abs=1e-3))]
     crowded = Scenario("allreduce", workers=8, workers_per_host=4)
-    assert predict.doublings_beyond(make(), crowded) == 2 + 2
-    assert predict.doublings_beyond(make(workers_per_host=4), crowded) == 2
+    assert predict.doublings_beyond(make(), crowded) == (1, 1 + 2)
+    assert predict.doublings_beyond(make(workers_per_host=4), crowded) == (1, 1)
+
+
+def test_an_interval_widens_twice_as_much_where_nothing_was_ever_compared():
+    """From two workers to four, and from four to eight."""
+    rows = [
+        predict.row(make(), Scenario("allreduce", workers=n, latency_s=0.0), is_drawn=False)
+        for n in (2, 4, 8)
+    ]
+    near, further, furthest = (row["beyond"] for row in rows)
+    assert near == 0 and furthest - further == pytest.approx(2 * further)
 
 
 def test_a_known_bias_of_a_mode_is_corrected_and_told(tmp_path):
@@ -88,8 +98,11 @@ def test_a_known_bias_of_a_mode_is_corrected_and_told(tmp_path):
 
 
 def test_what_a_calibration_was_made_beside_is_told(tmp_path):
+    """With each probability, and below the table and the map."""
     made = make(made={"others_share": 0.4, "jitter": "guessed"}, step_jitter=0.03)
-    said, _ = asked(tmp_path, made, "--workers", "2")
-    assert "made beside other work, which had 40% of the machine" in said
+    words = ["--workers", "2", "--bandwidth", "10mbit"]
+    said, found = asked(tmp_path, made, *words)
+    assert "The machine did other work: 40% of it, while it was calibrated" in said
     assert "Hardly a step was undisturbed: their jitter is taken to be 0.03" in said
-    assert "beside other work" not in asked(tmp_path, make(), "--workers", "2")[0]
+    assert "ONE MACHINE 100% (other work)" in said and found["map"][0]["others_share"] == 0.4
+    assert "other work" not in asked(tmp_path, make(), *words)[0]

@@ -100,6 +100,21 @@ def test_slower_networks_turn_an_answer_to_one_machine(reported):
     )
 
 
+def test_a_probability_says_that_other_work_disturbed_a_run(little, tmp_path):
+    """From 5 % of the cores on, as a comparison has it."""
+    shares = []
+    for others in (0.05, 1.0):
+        root = comparison(tmp_path / str(others))
+        for summary in root.glob("runs/*/summary.json"):
+            content = json.loads(summary.read_text())
+            load = {"cores": 2, "others_cores": others, "stolen_share": 0.0}
+            summary.write_text(json.dumps(content | {"load": {"host0": load}}))
+        found = flips(find_runs([root]), "NOT YET KNOWN")
+        shares.append(found["here"]["others_share"])
+        assert all(place["others_share"] == shares[-1] for place in found["map"])
+    assert shares == [0.0, 0.5]
+
+
 def test_a_host_has_its_cores_where_no_run_was_of_one_process(little, tmp_path):
     """One machine of sixteen cores is faster than one of one core."""
     found = []

@@ -13,10 +13,12 @@ from planning.test_calibration import make
 from planning.test_simulation import layers, wire_s
 
 from hvdtrain.base.errors import UsageError
-from hvdtrain.planning import predict
+from hvdtrain.planning import best, predict
+from hvdtrain.planning.bounds import least_step_s
 from hvdtrain.planning.calibrate import measured_host
 from hvdtrain.planning.calibration import Quantity
 from hvdtrain.planning.command import plan as command
+from hvdtrain.planning.layout import COARSE, ROUGH
 from hvdtrain.planning.scenario import Scenario, Transport
 
 FREE = {
@@ -269,3 +271,35 @@ def test_servers_are_never_below_their_floor_and_asynchronous_ones_near_it(
     assert step_s >= 0.98 * wire_s(job)
     if not is_shared:
         assert step_s <= 1.3 * wire_s(job)
+
+
+@EXAMPLES
+@given(
+    jobs(),
+    st.floats(0.05, 20),
+    st.sampled_from([ROUGH, COARSE]),
+    st.booleans(),
+    st.sampled_from([1, 4]),
+    st.sampled_from([1, 2]),
+)
+def test_no_simulated_step_is_shorter_than_what_is_said_without_simulating_it(
+    job, gbit, detail, is_costly, local_steps, workers_per_host
+):
+    job = replace(
+        job,
+        bandwidth_gbit=gbit,
+        transport=COSTS if is_costly else Transport(),
+        local_steps=local_steps,
+        workers_per_host=workers_per_host,
+        jitter=0.1,
+    )
+    assert predict.simulate(job, detail=detail).step_s >= least_step_s(job)
+
+
+@pytest.mark.parametrize("gbit", [0.1, 10.0])
+def test_a_search_that_leaves_jobs_out_finds_the_same(monkeypatch, gbit):
+    template = Scenario("single", bandwidth_gbit=gbit)
+    contest = best.Contest(on_perfect_hosts(), template, ["allreduce", "ps-sync", "ps-async"])
+    found = contest._fastest_of_each(8, best.SAME_PRICE, COARSE)
+    monkeypatch.setattr(best, "least_step_s", lambda job: 0.0)
+    assert contest._fastest_of_each(8, best.SAME_PRICE, COARSE) == found

@@ -48,7 +48,7 @@ def test_a_batch_that_would_take_too_long_is_measured_smaller_and_told_of(tmp_pa
     assert found["batch_per_worker"] == 64
     assert any("2 of 64 images a step are measured" in line for line in told)
     images = sum(int(line) for line in (tmp_path / "seen").read_text().splitlines())
-    of_all_cores = 4 * 2
+    of_all_cores = 2 * 4 * 2
     beside_other_work = 2
     assert images * IMAGE_S < (1 + beside_other_work) * budget_s + of_all_cores * IMAGE_S
 

@@ -217,7 +217,7 @@ def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
                 lambda: None,
                 lambda message=(connection, number): served.append((*message, loop.now)),
             )
-    loop.run(lambda: False)
+    loop.run()
     assert [end for _, _, end in served] == [float(end) for end in range(1, 41)]
     for connection in "ab":
         assert [number for name, number, _ in served if name == connection] == list(range(20))
