@@ -16,6 +16,7 @@ from hvdtrain.reporting.table import Table, rich_table, words_table
 # Where the output is no terminal.
 WIDTH = 160
 MAP = "The fastest, and how probably"
+SOONEST = "The soonest at the target, and how probably"
 # Rules that simulate nothing, as columns of a case.
 NAIVE = {"linear": "linear scaling", "slower_of_both": "slower of computing and wire"}
 # The probabilities from which on an answer is named, and has its colour in the map.
@@ -74,8 +75,21 @@ def _line(row: Row) -> dict[str, Any]:
         "exposed": "" if is_alone else seconds(row["exposed_comm_s"]),
         "stale": f"{row['staleness_mean']:.2f}" if row["servers"] else "",
         "sent": "" if is_alone else f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
+        **_to_target(row.get("to_target")),
         "price/h": f"{row['price']:,.4g}" if "price" in row else "",
         "price/million": f"{row['price_per_million']:,.4g}" if "price" in row else "",
+    }
+
+
+def _to_target(part: Row | None) -> dict[str, str]:
+    """Returns the time to the target in words, by heading. `?` marks what was never validated."""
+    if not part:
+        return {"samples": "", "to target": "", "90% of trainings": ""}
+    mark = " ?" if part["not_validated"] else ""
+    return {
+        "samples": f"{part['samples']:,.0f}",
+        "to target": f"{seconds(part['seconds'])}{mark}",
+        "90% of trainings": f"{seconds(part['low'])} to {seconds(part['high'])}",
     }
 
 
