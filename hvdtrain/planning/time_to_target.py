@@ -22,12 +22,19 @@ import click
 from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import some_of, with_noun
-from hvdtrain.planning.best import SAME_PRICE, VALIDATED_GBIT, Contest, Prices, chances
+from hvdtrain.planning.best import (
+    SAME_PRICE,
+    VALIDATED_GBIT,
+    Contest,
+    Prices,
+    chances,
+    one_machine,
+)
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.check import check_model
 from hvdtrain.planning.layout import FINE, Detail
-from hvdtrain.planning.predict import Row, label
-from hvdtrain.planning.scenario import Scenario, Stragglers
+from hvdtrain.planning.predict import Row, codec_of, label
+from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario, Stragglers
 from hvdtrain.planning.units import SlowRules
 from hvdtrain.reporting.rule import half_width_of_mean
 from hvdtrain.reporting.target import Reach, Target, reach_of, target_of
@@ -286,7 +293,7 @@ def _measured(runs: Sequence[Run]) -> list[Measured]:
             settings = mathematics(run.kind.mode, run.kind.workers, run.manifest.options)
             if not computed.mode:
                 settings = settings[1:]  # modes in lockstep share local steps and codecs too
-        key = (computed, run.manifest.global_batch, settings)
+        key = (computed, run.manifest.global_batch, run.manifest.lr, settings)
         groups.setdefault(key, []).append(run)
     found = [_of_group(computed, members) for (computed, *_), members in groups.items()]
     return [measured for measured in found if measured.needed]
@@ -426,8 +433,14 @@ class ContestToTarget(Contest):
         }
 
     def _has_trained_sides(self) -> bool:
-        jobs_of_sides = [jobs for jobs in self.sides(2) if jobs]
-        return all(any(map(self._trained, jobs)) for jobs in jobs_of_sides)
+        """Returns whether one mode of each side was trained, beside the slow workers asked about."""
+        workers = 1 + max([1, *self.template.slow.workers])
+        template = replace(self.template, workers=workers)
+        for family in (RING_MODES, SERVER_MODES):
+            jobs = [replace(template, mode=name) for name in self.mode_names if name in family]
+            if jobs and not any(map(self._trained, jobs)):
+                return False
+        return self._trained(one_machine(template, workers)) is not None
 
     def _as_trained(self, job: Scenario) -> Scenario:
         """Returns a job of an asynchronous mode with the trained way in which pushes make steps."""
@@ -435,7 +448,8 @@ class ContestToTarget(Contest):
         return replace(job, softsync=measured.softsync) if measured and not job.in_lockstep else job
 
     def _trained(self, job: Scenario) -> Measured | None:
-        return self.trainings.of(job, self._batch_of(job))
+        codec = codec_of(self.calibration, job.mode, job.compression)
+        return self.trainings.of(replace(job, compression=codec), self._batch_of(job))
 
     def _batch_of(self, job: Scenario) -> int:
         workers = max(job.workers, job.replaces)

@@ -73,6 +73,16 @@ def test_each_mathematics_has_as_many_rates_and_trainings_with_other_seeds(conte
     assert by_mode["allreduce"] == by_mode["ps-async"]
 
 
+def test_both_sides_are_searched_beside_the_slow_worker_that_they_are_compared_beside(tmp_path):
+    """One machine, which has no such worker, computes what lockstep does, and shares its search."""
+    axes = Axes(["single", "allreduce", "ps-async"], options={"slow": ["1:4x"]})
+    contenders = plan(RunConfig(stop_at_target=True), axes)
+    train = Trainings()
+    found = find_rates(contenders, ComparisonState(tmp_path), train)
+    assert [rate.of for rate in found] == [["allreduce-w2", "single-w1"], ["ps-async-w2-s1"]]
+    assert {run.config.slow for run in train.runs} == {"1:4x"}
+
+
 def test_as_many_trainings_are_foretold_as_there_are(contenders):
     trials = trials_of(contenders[:1])
     assert len(trials) == TRAININGS and len({run.config.lr for run in trials}) == len(FACTORS)

@@ -144,6 +144,22 @@ def test_asynchronous_modes_and_local_steps_on_other_workers_are_marked(tmp_path
     assert unsure <= {4} and "?" in said
 
 
+def test_asynchronous_trainings_count_beside_the_slow_worker_that_they_had(tmp_path):
+    comparison = compared(tmp_path / "c")
+    words = ["--workers", "2", "--servers", "1", "--bandwidth", "1gbit", "--slow", "1:4x"]
+    words += ["--modes", "allreduce,ps-async"]
+    said, found = asked(tmp_path, comparison, *words)
+    assert parts(found)["ps-async", 2, 1] is None and parts(found)["allreduce", 2, 1]
+    assert f"Not trained in {comparison}: ps-async ×2+1" in said and not found["map"]
+    slowed = train(tmp_path / "s", "ps-async", 2, 1, epochs=5.0, slow={"asked": "1:4x"})
+    for run in slowed.iterdir():
+        run.rename(comparison / "runs" / f"slow-{run.name}")
+    _, found = asked(tmp_path, comparison, *words)
+    of_slow = parts(found)["ps-async", 2, 1]
+    assert of_slow["samples"] == pytest.approx(5 / 3 * parts(found)["allreduce", 2, 1]["samples"])
+    assert of_slow["not_validated"] == ["stragglers in asynchronous modes"] and found["map"]
+
+
 def test_another_global_batch_and_few_trainings_are_marked(tmp_path):
     comparison = compared(tmp_path / "c")
     words = ["--workers", "2", "--servers", "1", "--bandwidth", "1gbit"]
