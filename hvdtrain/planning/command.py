@@ -273,7 +273,7 @@ def predict(
         show.plot(plot, drawn_rows, drawn_places)
     notes = [*_scaled(measured, loaded), *_warnings(loaded, template, rows)]
     if to_target:
-        notes += time_to_target.notes(found["to_target"], rows)
+        notes += time_to_target.notes(found["to_target"], rows, places)
     for line in notes:
         click.echo(line)
     return found

@@ -17,6 +17,8 @@ from hvdtrain.reporting.table import Table, rich_table, words_table
 WIDTH = 160
 MAP = "The fastest, and how probably"
 SOONEST = "The soonest at the target, and how probably"
+# Columns that give way where there is a time to a target: --json has them.
+_OF_STEP = ("batch", "interval", "exposed", "stale", "sent")
 # Rules that simulate nothing, as columns of a case.
 NAIVE = {"linear": "linear scaling", "slower_of_both": "slower of computing and wire"}
 # The probabilities from which on an answer is named, and has its colour in the map.
@@ -48,7 +50,10 @@ def rate(gbit: float) -> str:
 def predictions(rows: Sequence[Row], title: str = "") -> None:
     """Prints a line for each prediction, with what is not the same in all lines."""
     lines = [_line(row) for row in rows]
-    differing = [heading for heading in lines[0] if len({line[heading] for line in lines}) > 1]
+    headings = list(lines[0])
+    if any(row.get("to_target") for row in rows):
+        headings = [heading for heading in headings if heading not in _OF_STEP]
+    differing = [heading for heading in headings if len({line[heading] for line in lines}) > 1]
     show(table_of(title, differing, [[line[heading] for heading in differing] for line in lines]))
 
 
@@ -65,7 +70,7 @@ def _line(row: Row) -> dict[str, Any]:
         "servers": row["servers"],
         "where": row["placement"],
         "machines": row["hosts"],
-        "wire": row["wire"] if row["wire"] != WIRES[0] else "",
+        "wire": "" if row["wire"] in (None, WIRES[0]) else row["wire"],
         "sends": row["compression"],
         "H": row["local_steps"],
         "link": row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]),

@@ -548,12 +548,13 @@ def contest(
     return ContestToTarget(calibration, template, mode_names, trainings, global_batch)
 
 
-def notes(data: Row, rows: Sequence[Row]) -> Iterator[str]:
+def notes(data: Row, rows: Sequence[Row], places: Sequence[Row]) -> Iterator[str]:
     """Yields what was trained, and what of the rows was not.
 
     Args:
         data: of the contest.
         rows: its predictions.
+        places: its map, whose notes have been told.
     """
     target = f"{data['target_of']} {data['target']:g}"
     for trained in data["samples"]:
@@ -569,6 +570,9 @@ def notes(data: Row, rows: Sequence[Row]) -> Iterator[str]:
     if without:
         yield f"Not trained in {data['comparison']}: {some_of(without)}."
     parts = [row["to_target"] for row in rows if row["to_target"]]
-    reasons = sorted({reason for part in parts for reason in part["not_validated"]})
-    if reasons:
-        yield (f"?: no prediction of {' or '.join(reasons)} was ever compared with a measurement.")
+    reasons = {reason for part in parts for reason in part["not_validated"]}
+    told = {reason for place in places for reason in place["not_validated"]}
+    if reasons - told:
+        yield (
+            f"?: no prediction of {' or '.join(sorted(reasons))} was ever compared with a measurement."
+        )
