@@ -72,7 +72,7 @@ VGG = ("--model", "vggf", "--width", "0.125", "--epochs", "16", "--target-accura
 CASES = {
     "one-host": Case(CNN, 5),
     "slow-worker": Case((*CNN, "--slow", "1:4x"), 7),
-    "two-hosts": Case((*CNN, "-H", f"{PREFIX}1:1,{PREFIX}2:1"), 12),
+    "two-hosts": Case((*CNN, "-H", f"{PREFIX}1:1,{PREFIX}2:1"), 14),
     "vgg": Case(VGG, 12),
 }
 
