@@ -80,13 +80,19 @@ class _Candidate:
 def groups(contenders: Sequence[Planned]) -> list[list[Planned]]:
     """Returns the contenders of each mathematics, of each task. The first of them is trained."""
     return [
-        sorted(alike, key=lambda run: FIRST.index(run.family))
+        sorted(alike, key=lambda run: (FIRST.index(run.family), run.config.slow != "none"))
         for alike in grouped(contenders, _mathematics_of_task).values()
     ]
 
 
 def _mathematics_of_task(run: Planned) -> Hashable:
-    return run.where, steps_of(run)
+    """Returns a key of the task and of what its steps compute.
+
+    Whoever is slow changes no step in lockstep.
+    """
+    is_lockstep = modes.declared(run.config.mode).lockstep
+    slow = "" if is_lockstep else run.config.slow
+    return run.config.model, slow, steps_of(run)
 
 
 def trials_of(group: Sequence[Planned]) -> list[Planned]:

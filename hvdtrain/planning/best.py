@@ -5,7 +5,7 @@ each is, and how probably the fastest.
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ QUIET_JITTER = 0.02
 ANOTHER = 2.0
 # A job that leads by less is not surely the fastest.
 CLEAR_LEAD = 1.05
-# Samples a second of a job that does nothing.
+# The rate of a job that does nothing.
 LEAST_SPEED = 1e-9
 NAMES = ("ring", "servers", "one_machine")
 
@@ -153,41 +153,68 @@ class Contest:
         return jobs
 
     def ranked(self, jobs: Iterable[Scenario], detail: Detail) -> list[tuple[float, Scenario]]:
-        """Returns jobs with their samples a second, the fastest first.
+        """Returns jobs with their rates, the fastest first.
 
         A job of which one worker does nearly all has 0.
         """
-        speeds = []
+        rates = []
         for job in jobs:
-            simulated = simulate(self.calibration.with_costs(job), detail=detail)
-            samples_per_s = 0.0
+            calibration = self.calibration_of(job)
+            simulated = simulate(calibration.with_costs(job), detail=detail)
+            rate = 0.0
             if not is_lone(job.workers, simulated.busiest_share):
-                samples_per_s = simulated_speed(self.calibration, job, simulated)
-            speeds.append((samples_per_s, job))
-        return sorted(speeds, key=lambda of_job: -of_job[0])
+                rate = self.rate(job, simulated_speed(calibration, job, simulated))
+            rates.append((rate, job))
+        return sorted(rates, key=lambda of_job: -of_job[0])
+
+    # What a contest about something else than samples a second has otherwise
+
+    def calibration_of(self, job: Scenario) -> Calibration:
+        """Returns the calibration with which a job is simulated."""
+        return self.calibration
+
+    def rate(self, job: Scenario, samples_per_s: float) -> float:
+        """Returns the figure of which the largest is the best; 0 of a job that cannot be the best."""
+        return samples_per_s
+
+    def predicted(self, job: Scenario, detail: Detail = FINE, is_drawn: bool = True) -> Row:
+        """Returns the prediction of a job; see predict.row."""
+        return row(self.calibration_of(job), job, detail, is_drawn)
+
+    def chances(self, predictions: Sequence[Row | None]) -> list[float]:
+        """Returns how probably each prediction is the best."""
+        return chances(self.template.seed, self.calibration.model_error, predictions)
+
+    def told(self, hosts: int, predictions: Mapping[str, Row | None]) -> Row:
+        """Returns the figures of each side in a place of the map, and why it is not validated."""
+        figures: Row = {}
+        for name, prediction in predictions.items():
+            figures[f"{name}_samples_per_s"] = prediction and prediction["samples_per_s"]
+        figures["not_validated"] = self.not_validated(hosts)
+        return figures
 
     def _promising(self, jobs: Sequence[Scenario]) -> list[Scenario]:
         """Returns the PROMISING fastest jobs in a rough simulation, the fastest first.
 
         A job is not simulated if it cannot be among them.
         """
-        most = [self._most_samples_per_s(job) for job in jobs]
+        most = [self._most(job) for job in jobs]
         found: list[tuple[float, int]] = []
         for number in sorted(range(len(jobs)), key=lambda number: -most[number]):
             if len(found) == PROMISING and most[number] < found[-1][0]:
                 break
-            [(samples_per_s, _)] = self.ranked([jobs[number]], ROUGH)
-            found.append((samples_per_s, number))
+            [(rate, _)] = self.ranked([jobs[number]], ROUGH)
+            found.append((rate, number))
             # Of equally fast jobs the first counts.
             found.sort(key=lambda of_job: (-of_job[0], of_job[1]))
             del found[PROMISING:]
         return [jobs[number] for _, number in found]
 
-    def _most_samples_per_s(self, job: Scenario) -> float:
-        """Returns the samples a second that no simulation of a job exceeds."""
-        costed = self.calibration.with_costs(job)
-        least_s = least_step_s(costed) / self.calibration.bias.get(job.mode, 1.0)
-        return speed(self.calibration, job, least_s) if least_s else math.inf
+    def _most(self, job: Scenario) -> float:
+        """Returns the rate that no simulation of a job exceeds."""
+        calibration = self.calibration_of(job)
+        least_s = least_step_s(calibration.with_costs(job)) / calibration.bias.get(job.mode, 1.0)
+        return self.rate(job, speed(calibration, job, least_s)) if least_s else math.inf
 
     def place(self, hosts: int, prices: Prices = SAME_PRICE, detail: Detail = FINE) -> Row:
         """Returns a place of the map: the best of each side, and how probably each is the fastest
@@ -195,13 +222,11 @@ class Contest:
         """
         workers = hosts * self.template.workers_per_host
         fastest = self._fastest_of_each(hosts, prices, detail)
-        least = max(samples_per_s for samples_per_s, _ in fastest.values()) / HOPELESS
+        least = max(rate for rate, _ in fastest.values()) / HOPELESS
         predictions: dict[str, Row | None] = dict.fromkeys(NAMES)
-        for name, (samples_per_s, job) in fastest.items():
-            predictions[name] = row(self.calibration, job, detail, is_drawn=samples_per_s > least)
-        chances = _chances(
-            self.template.seed, self.calibration.model_error, list(predictions.values())
-        )
+        for name, (rate, job) in fastest.items():
+            predictions[name] = self.predicted(job, detail, is_drawn=rate > least)
+        probabilities = self.chances(list(predictions.values()))
         place: Row = {
             "workers": workers,
             "hosts": hosts,
@@ -209,25 +234,23 @@ class Contest:
             "local_steps": self.template.local_steps,
             "basis": prices.basis,
         }
-        for name, chance in zip(NAMES, chances, strict=True):
+        for name, chance in zip(NAMES, probabilities, strict=True):
             place[f"p_{name}"] = chance
         for name, prediction in predictions.items():
             place[name] = prediction and label(prediction)
-        for name, prediction in predictions.items():
-            place[f"{name}_samples_per_s"] = prediction and prediction["samples_per_s"]
+        place |= self.told(hosts, predictions)
         ring = predictions["ring"]
         servers = predictions["servers"]
         place["ratio"] = None
         if ring and servers:
             place["ratio"] = ring["samples_per_s"] / servers["samples_per_s"]
         place["others_share"] = self.calibration.others_share
-        place["not_validated"] = self._not_validated(hosts)
         place["hangs_on"] = []
-        if max(chances) >= SURE:
+        if max(probabilities) >= SURE:
             place["hangs_on"] = self._hangs_on([job for _, job in fastest.values()])
         return place
 
-    def _not_validated(self, hosts: int) -> list[str]:
+    def not_validated(self, hosts: int) -> list[str]:
         """Returns what of this place no prediction was ever compared with."""
         reasons = []
         if hosts > VALIDATED_HOSTS:
@@ -264,10 +287,10 @@ class Contest:
         return found
 
     def _lead(self, jobs: Sequence[Scenario], leader: int) -> float:
-        """Returns the speed of one of some jobs over the fastest of the others, roughly simulated."""
-        speeds = {jobs.index(job): samples_per_s for samples_per_s, job in self.ranked(jobs, ROUGH)}
-        of_leader = speeds.pop(leader)
-        return of_leader / max([LEAST_SPEED, *speeds.values()])
+        """Returns the rate of one of some jobs over the best of the others, roughly simulated."""
+        rates = {jobs.index(job): rate for rate, job in self.ranked(jobs, ROUGH)}
+        of_leader = rates.pop(leader)
+        return of_leader / max([LEAST_SPEED, *rates.values()])
 
     def _with_other_figures(self) -> dict[str, "list[Contest]"]:
         """Returns contests by what is another in them."""
@@ -290,7 +313,7 @@ class Contest:
     def _fastest_of_each(
         self, hosts: int, prices: Prices, detail: Detail
     ) -> dict[str, tuple[float, Scenario]]:
-        """Returns the fastest job of each side with its samples a second; a side may have none."""
+        """Returns the fastest job of each side with its rate; a side may have none."""
         alone = one_machine(self.template, hosts * self.template.workers_per_host)
         fastest = {}
         for name, jobs in zip(NAMES, [*self.sides(hosts, prices), [alone]], strict=True):
@@ -382,10 +405,19 @@ def _uses_with_servers(hosts: int, prices: Prices) -> list[HostUse]:
     return uses
 
 
-def _chances(seed: int, model_error: float, predictions: Sequence[Row | None]) -> list[float]:
-    """Returns how probably each prediction has most samples a second.
+def chances(
+    seed: int,
+    model_error: float,
+    predictions: Sequence[Row | None],
+    draw_samples: Callable[[random.Random], Sequence[float]] | None = None,
+) -> list[float]:
+    """Returns how probably each prediction has most samples a second, or most targets a second.
 
     Draws are of the calibration, the same for all, and of the model's error.
+
+    Args:
+        draw_samples: returns the samples to the target of each prediction, drawn anew; None: samples
+            a second decide.
     """
     draw = random.Random(f"{seed} chances")
     wins = [0] * len(predictions)
@@ -397,6 +429,9 @@ def _chances(seed: int, model_error: float, predictions: Sequence[Row | None]) -
             beyond = prediction["beyond"] if prediction else 0.0
             error = shared_error + draw.gauss(0, OWN * model_error + beyond)
             speeds.append(_drawn_speed(prediction, number, error))
+        if draw_samples:
+            samples = draw_samples(draw)
+            speeds = [speed / needed for speed, needed in zip(speeds, samples, strict=True)]
         wins[speeds.index(max(speeds))] += 1
     return [won / SAMPLED for won in wins]
 

@@ -100,7 +100,7 @@ def job_of_run(
         raise UsageError(f"{run.folder} is of mode {kind.mode}, which cannot be predicted")
     if run.fragments > 1:
         raise UsageError(f"{run.folder} sends its weights in fragments, which no prediction knows")
-    _check_model(calibration, run)
+    check_model(calibration, run)
     is_local = len(manifest.hosts) <= 1
     gbit = LOCAL_GBIT if is_local else _gbit_between_hosts(calibration, run, bandwidth)
     slow = _stragglers(run)
@@ -136,7 +136,7 @@ def job_of_run(
     return calibration.with_batch(batch), job
 
 
-def _check_model(calibration: Calibration, run: Run) -> None:
+def check_model(calibration: Calibration, run: Run) -> None:
     """Raises a UsageError if the run's model has another number of parameters."""
     known = calibration.model.get("parameters")
     parameters = run.manifest.parameters

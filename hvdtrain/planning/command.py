@@ -190,6 +190,12 @@ def calibrate(
 @click.option(
     "--price-server", type=Real(0, 1e6), help="Of a server's host; 0: free  [default: the same]."
 )
+@click.option(
+    "--to-target",
+    type=FOLDER,
+    help="Also the time to the target that trainings of this comparison reached. Workers share its "
+    "global batch, unless --batch-size is given.",
+)
 def predict(
     calibration: Path,
     workers: list[Any],
@@ -208,6 +214,7 @@ def predict(
     price_host: float,
     price_server: float | None,
     wire: str | None,
+    to_target: Path | None,
     **more: Any,
 ) -> dict[str, Any]:
     """Predict seconds a step for every mode, number of workers and servers, and bandwidth.
@@ -215,8 +222,9 @@ def predict(
     \b
     hvdtrain plan predict c.json --workers 1-64 --servers 1,equal --bandwidth 1gbit --plot plan.svg
     hvdtrain plan predict c.json --hosts 16 --price-host 3 --price-server 0.5 --bandwidth 10gbit
+    hvdtrain plan predict c.json --workers 2-16 --bandwidth 1gbit --to-target runs/compared
     """
-    from hvdtrain.planning import best, parallel, show
+    from hvdtrain.planning import best, parallel, show, time_to_target
     from hvdtrain.planning import predict as prediction
 
     _check_used(names, bool(hosts))
@@ -226,6 +234,7 @@ def predict(
     workers_per_host = loaded.workers_per_host
     template = Scenario(MODES[0], workers_per_host=workers_per_host, wire=loaded.wires[0], **more)
     title = ""
+    found: dict[str, Any] = {"calibration": str(calibration), "model": loaded.model}
     if hosts:
         _check_one_network(bandwidths, local_steps)
         title = f"Best use of {hosts} hosts, or of {hosts * price_host:,.4g} an hour"
@@ -240,16 +249,22 @@ def predict(
             raise UsageError(
                 "prices are what --hosts asks about: give the number of hosts, or no price"
             )
+        race = best.Contest(loaded, template, names)
+        alone = workers
+        if to_target:
+            race = time_to_target.contest(to_target, loaded, template, names, batch_size)
+            workers, alone = race.sharing(workers)
+            found["to_target"] = race.data
         jobs = prediction.scenarios(template, names, workers, servers, bandwidths, local_steps)
-        jobs += [best.one_machine(template, n) for n in workers]
-        rows = parallel.each(partial(prediction.row, loaded), jobs)
-        places = best.Contest(loaded, template, names).map(workers, bandwidths, local_steps)
+        jobs += [best.one_machine(template, n) for n in alone]
+        rows = parallel.each(race.predicted, jobs)
+        places = race.map(workers, bandwidths, local_steps)
     show.predictions(rows, title)
     if places:
-        show.show(show.map_table(places))
+        show.show(show.map_table(places, show.SOONEST if to_target else show.MAP))
         for line in show.notes_of_map(places):
             click.echo(line)
-    found = {"calibration": str(calibration), "model": loaded.model, "rows": rows, "map": places}
+    found |= {"rows": rows, "map": places}
     if file:
         write_whole(file, json.dumps(found, indent=1) + "\n")
     if plot:
@@ -257,7 +272,10 @@ def predict(
         drawn_rows = [row for row in rows if row["local_steps"] in steps]
         drawn_places = [place for place in places if place["local_steps"] in steps]
         show.plot(plot, drawn_rows, drawn_places)
-    for line in itertools.chain(_scaled(measured, loaded), _warnings(loaded, template, rows)):
+    notes = [*_scaled(measured, loaded), *_warnings(loaded, template, rows)]
+    if to_target:
+        notes += time_to_target.notes(found["to_target"], rows, places)
+    for line in notes:
         click.echo(line)
     return found
 
@@ -277,6 +295,10 @@ def _check_used(names: Sequence[str], is_about_hosts: bool) -> None:
                 raise UsageError(
                     f"{option_of[name]} is what --hosts finds out: give one of the two"
                 )
+        if "to_target" in given:
+            raise UsageError(
+                "--to-target is about --workers, and not about --hosts: give one of them"
+            )
     if not set(names) & set(SERVER_MODES):
         for name in given:
             if name in OF_SERVERS:

@@ -17,6 +17,9 @@ from hvdtrain.reporting.table import Table, rich_table, words_table
 # Where the output is no terminal.
 WIDTH = 160
 MAP = "The fastest, and how probably"
+SOONEST = "The soonest at the target, and how probably"
+# Columns that give way where there is a time to a target: --json has them.
+_OF_STEP = ("batch", "interval", "exposed", "stale", "sent")
 # Characters that have room in a line of the drawn map.
 CHARACTERS = 120
 # Rules that simulate nothing, as columns of a case.
@@ -52,7 +55,10 @@ def rate(gbit: float) -> str:
 def predictions(rows: Sequence[Row], title: str = "") -> None:
     """Prints a line for each prediction, with what is not the same in all lines."""
     lines = [_line(row) for row in rows]
-    differing = [heading for heading in lines[0] if len({line[heading] for line in lines}) > 1]
+    headings = list(lines[0])
+    if any(row.get("to_target") for row in rows):
+        headings = [heading for heading in headings if heading not in _OF_STEP]
+    differing = [heading for heading in headings if len({line[heading] for line in lines}) > 1]
     show(table_of(title, differing, [[line[heading] for heading in differing] for line in lines]))
 
 
@@ -69,7 +75,7 @@ def _line(row: Row) -> dict[str, Any]:
         "servers": row["servers"],
         "where": row["placement"],
         "machines": row["hosts"],
-        "wire": row["wire"] if row["wire"] != WIRES[0] else "",
+        "wire": "" if row["wire"] in (None, WIRES[0]) else row["wire"],
         "sends": row["compression"],
         "H": row["local_steps"],
         "link": row["bandwidth_gbit"] and rate(row["bandwidth_gbit"]),
@@ -79,8 +85,21 @@ def _line(row: Row) -> dict[str, Any]:
         "exposed": "" if is_alone else seconds(row["exposed_comm_s"]),
         "stale": f"{row['staleness_mean']:.2f}" if row["servers"] else "",
         "sent": "" if is_alone else f"{row['bytes_sent_per_worker'] / 1e6:,.4g} MB",
+        **_to_target(row.get("to_target")),
         "price/h": f"{row['price']:,.4g}" if "price" in row else "",
         "price/million": f"{row['price_per_million']:,.4g}" if "price" in row else "",
+    }
+
+
+def _to_target(part: Row | None) -> dict[str, str]:
+    """Returns the time to the target in words, by heading. `?` marks what was never validated."""
+    if not part:
+        return {"samples": "", "to target": "", "90% of trainings": ""}
+    mark = " ?" if part["not_validated"] else ""
+    return {
+        "samples": f"{part['samples']:,.0f}",
+        "to target": f"{seconds(part['seconds'])}{mark}",
+        "90% of trainings": f"{seconds(part['low'])} to {seconds(part['high'])}",
     }
 
 

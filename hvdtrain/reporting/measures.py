@@ -81,23 +81,33 @@ SPEED = Measure(conduct.BY_SPEED, "samples/s", speed_runs, _rate_of_samples)
 TIME_TO_TARGET = Measure(
     conduct.BY_TIME_TO_TARGET, "times to the target", only_trainings, _rate_to_target
 )
+# The share of pairs of which one training has to reach the target. With fewer, the side whose
+# trainings vary more would seem to be ahead, since its quickest ones are what is left.
+LEAST_TOLD = 0.75
 MEASURES = {measure.name: measure for measure in (SPEED, TIME_TO_TARGET)}
 
 
 def differences(pairs: Iterable[tuple[Rate, Rate]]) -> Differences:
     """Returns the logarithms of the ratios of two contenders' rates.
 
+    A pair of two bounds says nothing and is left out. Those that are left then have short times by
+    selection. If they are fewer than LEAST_TOLD of all, each of them is a bound in both directions,
+    from which nothing follows.
+
     Args:
-        pairs: the rates of both in each repeat that both have. A pair of two bounds says nothing
-            and is left out.
+        pairs: the rates of both in each repeat that both have.
     """
     values = []
     at_least = []
     at_most = []
+    silent = 0
     for rate, other_rate in pairs:
         if rate.is_at_most and other_rate.is_at_most:
+            silent += 1
             continue
         values.append(math.log(rate.per_s / other_rate.per_s))
         at_least.append(other_rate.is_at_most)
         at_most.append(rate.is_at_most)
+    if len(values) < LEAST_TOLD * (len(values) + silent):
+        at_least = at_most = [True] * len(values)
     return Differences(values, at_least, at_most)

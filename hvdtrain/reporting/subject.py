@@ -14,8 +14,8 @@ def subject(compared: ComparedRuns) -> str:
     """Returns what decides the answer of a comparison.
 
     These are the model and its weights, the data, the global batch and its learning rate, the
-    workers, their hosts with cores or GPUs, and the network: `vggf, 2.2M weights, digits; batch 32,
-    lr 0.0003; 2 workers on one host of 2 cores`.
+    workers, their hosts with cores or GPUs, the network, and who was made slow: `vggf, 2.2M weights,
+    digits; batch 32, lr 0.0003; 2 workers on one host of 2 cores; --slow 1:4x`.
     """
     distributed = [run for run in compared.runs if run.kind.is_distributed]
     run = (distributed or compared.runs)[0]
@@ -27,7 +27,8 @@ def subject(compared: ComparedRuns) -> str:
     what = _join([manifest.model or "", _weights_words(run), manifest.dataset or ""])
     workers = _workers_words(distributed or [run])
     where = f"{workers} on {_place_words(compared, run)}{_link_words(compared)}"
-    return "; ".join(filter(None, [what, _join([batch, rate]), where]))
+    slow = "" if manifest.slow.asked == "none" else f"--slow {manifest.slow.asked}"
+    return "; ".join(filter(None, [what, _join([batch, rate]), where, slow]))
 
 
 def _join(words: list[str]) -> str:

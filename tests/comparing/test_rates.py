@@ -73,6 +73,27 @@ def test_each_mathematics_has_as_many_rates_and_trainings_with_other_seeds(conte
     assert by_mode["allreduce"] == by_mode["ps-async"]
 
 
+def test_both_sides_are_searched_beside_the_slow_worker_that_they_are_compared_beside(tmp_path):
+    """One machine, which has no such worker, computes what lockstep does, and shares its search."""
+    axes = Axes(["single", "allreduce", "ps-async"], options={"slow": ["1:4x"]})
+    contenders = plan(RunConfig(stop_at_target=True), axes)
+    train = Trainings()
+    found = find_rates(contenders, ComparisonState(tmp_path), train)
+    assert [rate.of for rate in found] == [["allreduce-w2", "single-w1"], ["ps-async-w2-s1"]]
+    assert {run.config.slow for run in train.runs} == {"1:4x"}
+
+
+def test_whoever_is_slow_changes_no_step_in_lockstep_which_is_searched_once(tmp_path):
+    axes = Axes(["allreduce", "ps-async"], options={"slow": ["none", "1:4x"]})
+    contenders = plan(RunConfig(stop_at_target=True), axes)
+    train, state = Trainings(), ComparisonState(tmp_path)
+    lockstep, *asynchronous = find_rates(contenders, state, train)
+    assert lockstep.of == ["slow-none-allreduce-w2", "slow-1_4x-allreduce-w2"]
+    assert len(asynchronous) == 2 and len(train.runs) == 3 * TRAININGS
+    assert {run.config.slow for run in train.runs[:TRAININGS]} == {"none"}
+    assert all(map(state.found_rate, contenders))
+
+
 def test_as_many_trainings_are_foretold_as_there_are(contenders):
     trials = trials_of(contenders[:1])
     assert len(trials) == TRAININGS and len({run.config.lr for run in trials}) == len(FACTORS)

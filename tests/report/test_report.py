@@ -120,6 +120,7 @@ def test_a_run_that_cannot_be_told_is_refused_by_itself_and_noted_among_others(
     ("of_one", "of_workers", "said"),
     [
         ({}, {}, "2 workers on one host of 2 cores"),
+        ({}, {"slow": {"asked": "1:4x"}}, "2 workers on one host of 2 cores; --slow 1:4x"),
         ({"device": "cuda"}, {}, "2 workers on one host of 2 cores, and one process on its GPU"),
         ({"device": "cuda"}, {"device": "cuda"}, "2 workers on one host of GPUs"),
         (
