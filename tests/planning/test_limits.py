@@ -30,6 +30,8 @@ FREE = {
 }
 FREE_MESSAGES = {name: Quantity.exactly(value) for name, value in FREE.items()}
 EXAMPLES = settings(max_examples=15, deadline=None)
+# Parameters of a model of 20 MB: each bucket of each worker's step costs time to simulate.
+SMALL = (1_000_000, 2_000_000, 2_000_000)
 MODES = st.sampled_from(["allreduce", "ddp", "sharded", "ps-sync", "ps-async", "ps-ssp"])
 
 
@@ -220,8 +222,9 @@ def test_no_bandwidth_makes_anything_slower(job, gbit, times, is_costly):
 def test_a_host_more_never_makes_computing_slower(mode, hosts, jitter):
     """Where messages are free, one worker more does not take samples away from the others."""
     servers = 1 if mode.startswith("ps") else 0
+    model = layers(0.3, SMALL)
     few, more = (
-        Scenario(mode, layers(0.3), n, servers, bandwidth_gbit=1e7, latency_s=0.0, jitter=jitter)
+        Scenario(mode, model, n, servers, bandwidth_gbit=1e7, latency_s=0.0, jitter=jitter)
         for n in (hosts, hosts + 1)
     )
     rates = [job.workers / predict.simulate(job, steps=20).step_s for job in (few, more)]
