@@ -33,6 +33,7 @@ def test_an_answer_says_that_it_hangs_on_the_network_where_half_of_it_turns_it()
     assert "bandwidth" in first_sure["hangs_on"]
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_map_has_no_probability_where_nothing_was_validated(tmp_path):
     words = ["--workers", "2,5", "--servers", "1", "--bandwidth", "10mbit,10gbit"]
     said, found = asked(tmp_path, make(), *words)
@@ -87,6 +88,7 @@ def test_a_known_bias_of_a_mode_is_corrected_and_told(tmp_path):
     assert "allreduce: corrected, since its runs were predicted 1.10 times as long" in said
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_what_a_calibration_was_made_beside_is_told(tmp_path):
     made = make(made={"others_share": 0.4, "jitter": "guessed"}, step_jitter=0.03)
     said, _ = asked(tmp_path, made, "--workers", "2")
