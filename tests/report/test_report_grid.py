@@ -322,7 +322,8 @@ def test_pages_say_what_differs_and_have_it_in_a_column(grid):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
-def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_path):
+def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_path, monkeypatch):
+    foretell_little(monkeypatch)
     for model in ("$\\frac{\x1b[2J", "vggf"):
         for kind in (("single",), ("allreduce", 2)):
             change = {"model": model, "initial_weights": model, "backend": "\x1b[31m"}
