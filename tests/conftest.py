@@ -55,7 +55,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """What may take longest begins first, or nothing else would be left to do beside it: tests of a
-    group add up.
+    group add up, also those without a limit of their own.
     """
 
     def marked(item, name, otherwise):
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items):
 
     limits = Counter()
     for item in items:
-        limits[marked(item, "xdist_group", item.nodeid)] += marked(item, "timeout", 0)
+        limits[marked(item, "xdist_group", item.nodeid)] += marked(item, "timeout", 2)
     items.sort(key=lambda item: limits[marked(item, "xdist_group", item.nodeid)], reverse=True)
     gc.freeze()
     gc.enable()

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from helpers.foretold import BESIDE_TESTS
+from helpers.foretold import BESIDE_TESTS, OF_SMALL_MODELS, SMALL_MODELS
 from helpers.fork_proxy import FIRST
 from helpers.forked_jobs import env_with_forks, forks_first
 from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
@@ -38,15 +38,6 @@ ELSEWHERE = {
     "pip install --target .uv uv && .uv/bin/uv run hvdtrain compare": "some minutes: see test_the_main_job",
     "hvdtrain verify --modes ps-sync --workers 2": "checks/test_verify.py runs it",
 }
-# What each process runs first, so that families' models are of an eighth of the width that is asked
-# for: commands are to be carried out, whatever is computed.
-SMALL_MODELS = """
-from hvdtrain import models
-build = models._build
-models._build = lambda name, classes, width, dropout: build(name, classes, width / 8, dropout)
-"""
-# The same for a command and for the ranks that it starts.
-FIRST_OF_ALL = f"{SMALL_MODELS}\nimport os; os.environ[{FIRST!r}] += {SMALL_MODELS!r}\n"
 # Runs of 20 steps in README.md: of each starter, in each kind of mode.
 STARTED = [
     ("single", "single", 1, 0),
@@ -138,7 +129,7 @@ def test_every_command_runs(name, tmp_path):
     commands = [command for command in run_here(READMES[name]) if command not in ELSEWHERE]
     env = env_with_forks() | {FIRST: SMALL_MODELS}
     for command in commands:
-        run_in(tmp_path, command, env, forks_first() + BESIDE_TESTS + FIRST_OF_ALL)
+        run_in(tmp_path, command, env, forks_first() + BESIDE_TESTS + OF_SMALL_MODELS)
     if name == "README.md":
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)

@@ -1,5 +1,5 @@
-"""Comparisons beside other tests, and reports in which little is foretold: each place of the map of
-where the answer flips is simulated many times.
+"""Comparisons beside other tests, of small models, and reports in which little is foretold: each
+place of the map of where the answer flips is simulated many times.
 """
 
 import pytest
@@ -24,6 +24,17 @@ BESIDE_TESTS = (
     f"import os; os.environ[{FIRST!r}] = {WARMS_UP_SHORTLY!r}\n"
     "from hvdtrain.comparing import running; running.beside_others = lambda load: []\n"
 )
+
+
+# What each process runs first, so that families' models are of an eighth of the width that is asked
+# for: commands are to be carried out, whatever is computed.
+SMALL_MODELS = """
+from hvdtrain import models
+build = models._build
+models._build = lambda name, classes, width, dropout: build(name, classes, width / 8, dropout)
+"""
+# The same for a command and for the ranks that it starts, after BESIDE_TESTS.
+OF_SMALL_MODELS = f"{SMALL_MODELS}\nimport os; os.environ[{FIRST!r}] += {SMALL_MODELS!r}\n"
 
 
 def foretell_little(monkeypatch: pytest.MonkeyPatch) -> None:

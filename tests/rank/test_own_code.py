@@ -11,6 +11,7 @@ from helpers.jobs import hvdtrain, steps
 from helpers.own import MODELS, TEXT, written
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.xdist_group("own code")  # one run, which one process makes
 LENGTH = ("--steps", "8", "--batch-size", "20", "--threads", "1", "--snapshot-every", "epoch")
 MARKED = "from pathlib import Path\nPath(__file__).with_name('imported').write_text('yes')\n" + TEXT
 

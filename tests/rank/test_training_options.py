@@ -37,6 +37,7 @@ def begun(tmp_path_factory):
     )
 
 
+@pytest.mark.xdist_group("accumulated")  # beside one run, which one process makes
 @pytest.mark.parametrize(("ranks", "mode"), [(2, ["allreduce"]), (2, ["ddp"]), (3, SERVED)])
 def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
     final_weights("forked", ranks, tmp_path / "several", *SGD, "--accumulate", "3", "--mode", *mode)
@@ -93,6 +94,7 @@ def test_what_a_codec_left_out_goes_on_after_a_snapshot_as_if_it_had_not_stopped
     assert_same_weights(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.xdist_group("frozen")  # from one run, which one process makes
 @pytest.mark.parametrize(
     ("ranks", "mode"), [(2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])]
 )

@@ -140,6 +140,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
             assert row[same] == other[same], same
 
 
+beside_whole = pytest.mark.xdist_group("whole")  # a run that one process makes
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """JOB as one process runs it, never stopped. Not to be changed."""
@@ -149,6 +152,7 @@ def whole(tmp_path_factory):
     return out
 
 
+@beside_whole
 @pytest.mark.parametrize(
     ("first", "then"),
     [  # mode, ranks, servers
@@ -486,6 +490,7 @@ def test_a_batch_for_each_worker_is_the_same_after_a_restart(tmp_path):
     assert steps(out, 0)[0]["samples"] == 4
 
 
+@beside_whole
 def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(
     whole, tmp_path
 ):
