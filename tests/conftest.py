@@ -16,11 +16,14 @@ from helpers.processes import SMALL_TURNTABLE
 from hypothesis import HealthCheck, settings
 
 # On a machine that does other work too, an example may take any time: pytest's timeout is limit
-# enough. A test that passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for
-# others (test_hostile.py).
+# enough. A test that passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for so
+# many others (test_hostile.py).
 derandomize = "HVDTRAIN_EXAMPLES" not in os.environ
+examples = int(os.environ.get("HVDTRAIN_EXAMPLES", "40"))
 tolerant = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("shared machine", derandomize=derandomize, **tolerant)
+settings.register_profile(
+    "shared machine", derandomize=derandomize, max_examples=examples, **tolerant
+)
 settings.load_profile("shared machine")
 
 # What commands in this process have kept from the garbage collector is garbage when it ends, or

@@ -15,7 +15,7 @@ from helpers.foretold import FORETELLS_LITTLE, foretell_little
 from helpers.jobs import ENV
 from helpers.page import Page
 from helpers.report_runs import manifest, steps, summary, write, write_comparison, write_report
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvdtrain.base.console import Console
@@ -315,7 +315,6 @@ SOME_MANIFEST = manifest("ps-async", 2, 1)
 SOME_SUMMARY = summary(SOME_MANIFEST, histogram={"0": 1})
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sorted(SOME_MANIFEST) + sorted(SOME_SUMMARY)),
