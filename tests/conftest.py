@@ -10,10 +10,15 @@ import sys
 import tempfile
 from collections import Counter
 
-import pytest
-from helpers.forked import share_fork_server
-from helpers.processes import SMALL_TURNTABLE
-from hypothesis import HealthCheck, settings
+# Without bytecode each worker of pytest-xdist takes 10 s to rewrite assertions, of which those of
+# hypothesis, which is a plugin, are a part, and each rank compiles all of hvdtrain.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+import pytest  # noqa: E402
+from helpers.forked import share_fork_server  # noqa: E402
+from helpers.processes import SMALL_TURNTABLE  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # On a machine that does other work too, an example may take any time: pytest's timeout is limit
 # enough. A test that passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for so
@@ -40,10 +45,6 @@ atexit.register(shutil.rmtree, STARTERS, ignore_errors=True)
 # spinning, unless it is told not to: 40 steps of one process with two threads then took 47 s in
 # place of 10.
 os.environ["OMP_WAIT_POLICY"] = "passive"
-# Without bytecode each worker of pytest-xdist takes 10 s to rewrite assertions, and each rank
-# compiles all of hvdtrain.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 
 def pytest_configure(config):
