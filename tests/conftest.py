@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 # enough. A test that passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for so
 # many others (test_hostile.py).
 derandomize = "HVDTRAIN_EXAMPLES" not in os.environ
-examples = int(os.environ.get("HVDTRAIN_EXAMPLES", "40"))
+examples = int(os.environ.get("HVDTRAIN_EXAMPLES", "0")) or 40
 tolerant = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile(
     "shared machine", derandomize=derandomize, max_examples=examples, **tolerant
