@@ -10,17 +10,25 @@ import sys
 import tempfile
 from collections import Counter
 
-import pytest
-from helpers.forked import share_fork_server
-from helpers.processes import SMALL_TURNTABLE
-from hypothesis import HealthCheck, settings
+# Without bytecode each worker of pytest-xdist takes 10 s to rewrite assertions, of which those of
+# hypothesis, which is a plugin, are a part, and each rank compiles all of hvdtrain.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+import pytest  # noqa: E402
+from helpers.forked import share_fork_server  # noqa: E402
+from helpers.processes import SMALL_TURNTABLE  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # On a machine that does other work too, an example may take any time: pytest's timeout is limit
-# enough. A test that passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for
-# others (test_hostile.py).
+# enough. A test that passed passes the same examples the next time; HVDTRAIN_EXAMPLES asks for so
+# many others (test_hostile.py).
 derandomize = "HVDTRAIN_EXAMPLES" not in os.environ
+examples = int(os.environ.get("HVDTRAIN_EXAMPLES", "0")) or 40
 tolerant = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("shared machine", derandomize=derandomize, **tolerant)
+settings.register_profile(
+    "shared machine", derandomize=derandomize, max_examples=examples, **tolerant
+)
 settings.load_profile("shared machine")
 
 # What commands in this process have kept from the garbage collector is garbage when it ends, or
@@ -37,10 +45,6 @@ atexit.register(shutil.rmtree, STARTERS, ignore_errors=True)
 # spinning, unless it is told not to: 40 steps of one process with two threads then took 47 s in
 # place of 10.
 os.environ["OMP_WAIT_POLICY"] = "passive"
-# Without bytecode each worker of pytest-xdist takes 10 s to rewrite assertions, and each rank
-# compiles all of hvdtrain.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 
 def pytest_configure(config):
@@ -55,7 +59,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """What may take longest begins first, or nothing else would be left to do beside it: tests of a
-    group add up.
+    group add up, also those without a limit of their own.
     """
 
     def marked(item, name, otherwise):
@@ -64,7 +68,7 @@ def pytest_collection_modifyitems(items):
 
     limits = Counter()
     for item in items:
-        limits[marked(item, "xdist_group", item.nodeid)] += marked(item, "timeout", 0)
+        limits[marked(item, "xdist_group", item.nodeid)] += marked(item, "timeout", 2)
     items.sort(key=lambda item: limits[marked(item, "xdist_group", item.nodeid)], reverse=True)
     gc.freeze()
     gc.enable()

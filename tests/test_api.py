@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.foretold import BESIDE_TESTS, foretell_little
+from helpers.foretold import BESIDE_TESTS, OF_SMALL_MODELS, foretell_little
 from helpers.forked_jobs import forks_first
 
 import hvdtrain as hv
@@ -52,7 +52,13 @@ def test_the_pages_example_runs_in_a_thread(tmp_path, monkeypatch):
     foretell_little(monkeypatch)
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     done = subprocess.run(
-        [sys.executable, "-c", IN_A_THREAD, example, forks_first() + BESIDE_TESTS],
+        [
+            sys.executable,
+            "-c",
+            IN_A_THREAD,
+            example,
+            forks_first() + BESIDE_TESTS + OF_SMALL_MODELS,
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import archives, hostile
+from helpers.foretold import foretell_little
 from helpers.jobs import run as run_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from hvdtrain.data import packing
 from hvdtrain.data.folder import scan
 from hvdtrain.runs.folder import claim
 
+pytestmark = pytest.mark.xdist_group("hostile")  # one job for all, which one process starts
 EXAMPLES = int(os.environ.get("HVDTRAIN_EXAMPLES", "0"))
 
 
@@ -153,6 +155,7 @@ def calls(here, words, what):
         tempfile.TemporaryFile("w+") as err,
     ):
         patch.chdir(here)
+        foretell_little(patch)
         patch.setattr(sys, "argv", ["hvdtrain", *words])
         with (
             contextlib.redirect_stdout(out),

@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from helpers.foretold import BESIDE_TESTS
+from helpers.foretold import BESIDE_TESTS, OF_SMALL_MODELS, SMALL_MODELS
+from helpers.fork_proxy import FIRST
 from helpers.forked_jobs import env_with_forks, forks_first
 from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
 
@@ -126,8 +127,9 @@ def ours(line: str) -> list[str]:
 def test_every_command_runs(name, tmp_path):
     """In one folder and in order: later commands use what earlier ones made."""
     commands = [command for command in run_here(READMES[name]) if command not in ELSEWHERE]
+    env = env_with_forks() | {FIRST: SMALL_MODELS}
     for command in commands:
-        run_in(tmp_path, command, env_with_forks(), forks_first() + BESIDE_TESTS)
+        run_in(tmp_path, command, env, forks_first() + BESIDE_TESTS + OF_SMALL_MODELS)
     if name == "README.md":
         for folder, mode, workers, servers in STARTED:
             check_run_folder(tmp_path / "runs" / folder, mode, workers, servers, 20)

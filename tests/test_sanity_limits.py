@@ -100,7 +100,6 @@ def test_servers_without_computing_take_what_their_links_need_and_less_than_thre
 
 
 @given(st.sampled_from(RINGS + SERVED), st.integers(2, 6), st.integers(1, 6), st.floats(0.01, 3.0))
-@settings(max_examples=40)
 def test_no_step_is_foretold_to_be_faster_than_its_links_and_its_computing(
     mode, workers, servers, computing_s
 ):
@@ -150,7 +149,6 @@ def test_on_as_many_hosts_no_synchronous_server_beats_a_ring_by_its_links_alone(
     st.floats(0.02, 50.0),
     st.integers(0, 9),
 )
-@settings(max_examples=40)
 def test_twice_the_bandwidth_never_slows_and_gains_at_most_twice(
     mode, workers, servers, gbit, seed
 ):
@@ -166,7 +164,6 @@ def test_twice_the_bandwidth_never_slows_and_gains_at_most_twice(
     st.lists(st.floats(1.0, 8.0), min_size=2, max_size=5),
     st.floats(0.1, 100.0),
 )
-@settings(max_examples=40)
 def test_one_more_straggler_never_helps_lockstep_and_all_wait_for_the_slowest(mode, factors, gbit):
     steps = []
     for number in range(len(factors) + 1):

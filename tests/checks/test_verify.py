@@ -15,6 +15,8 @@ from hvdtrain.launch.hosts import Host
 from hvdtrain.tools.checks import verify
 from hvdtrain.tools.checks.verify import CHECKED, SYNCHRONOUS, compare_with_single
 
+pytestmark = pytest.mark.xdist_group("verify")  # what one process came to is computed once
+
 
 @pytest.fixture(scope="module")
 def checked(few_digits):

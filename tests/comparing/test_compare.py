@@ -520,14 +520,14 @@ def test_a_preset_at_a_small_size_runs_and_ends_with_the_references_table(tmp_pa
     assert "reference: 1 GPU" in (out / "report.html").read_text()
 
 
-PILOT_S = 0.3
+PILOT_S = 0.1
 
 
 @pytest.mark.timeout(400)
 def test_sprints_after_a_pilot_and_a_training_end_with_an_answer(tmp_path, few_digits):
     out = tmp_path / "out"
     words = f"--modes single,ps-sync --width 0.0625 --dataset {few_digits} --batch-size 12"
-    sprints = "--sprint 0.3s --repeats 1 --epochs 1 --threads 1"  # so that none are varied
+    sprints = f"--sprint {PILOT_S}s --repeats 1 --epochs 1 --threads 1"  # so that none are varied
     first = f"{forks_first()}{BESIDE_TESTS}{short_pilots(PILOT_S)}"
     words = [*words.split(), *sprints.split(), "--out", out]
     done = hvdtrain("compare", *words, first=first, timeout=380)

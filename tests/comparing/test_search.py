@@ -323,7 +323,7 @@ def test_what_was_tried_is_told_and_a_long_search_saves_the_best_as_options(tmp_
         "--width",
         "0.0625",
         "--sprint",
-        "0.3",
+        "0.1",
         "--trainings",
         "0",
         "--tune",
@@ -331,7 +331,7 @@ def test_what_was_tried_is_told_and_a_long_search_saves_the_best_as_options(tmp_
         "--repeats",
         "1",
     ]
-    first = f"{forks_first()}{BESIDE_TESTS}{short_pilots(0.3)}"
+    first = f"{forks_first()}{BESIDE_TESTS}{short_pilots(0.1)}"
     done = hvdtrain("compare", *asked, *more, "--out", tmp_path / "c", first=first, timeout=200)
     assert done.returncode == 0, done.stdout
     record = json.loads((tmp_path / "c" / "comparison.json").read_text())["contenders"]

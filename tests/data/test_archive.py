@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 from helpers import archives
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.base.errors import Failure, UsageError
@@ -215,7 +215,6 @@ WHOLE = {
 }
 
 
-@settings(max_examples=60)
 @given(
     kind=st.sampled_from(["zip", "tar", "tgz"]),
     cut=st.booleans(),

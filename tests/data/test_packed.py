@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +18,7 @@ from click.testing import CliRunner
 from helpers import archives
 from helpers.jobs import SMALL, hvdtrain, make_images
 from helpers.packed_sets import IN_A_GROUP, contents, first_row, pack, refused, theirs
+from helpers.reader_threads import read_by_threads
 from helpers.servers import serving
 
 from hvdtrain.base.errors import Failure, UsageError
@@ -33,6 +33,12 @@ from hvdtrain.data.sampling import BatchSampler, packing_order
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
+@pytest.fixture(autouse=True)
+def by_threads(monkeypatch):
+    """How a process reads is told by test_packed_hostile.py, and jobs have processes here too."""
+    read_by_threads(monkeypatch)
 
 
 def contents_of(out):
@@ -390,21 +396,6 @@ def test_where_a_file_has_no_room_after_all_it_is_not_kept(reason, tmp_path):
     assert (
         kept_files.kept(tmp_path / "kept" / "a", SimpleNamespace(get_file=get_file), "a", 1) is None
     )
-
-
-def test_a_million_images_take_little_memory(tmp_path):
-    """Here 50,000: less than an object, a path and a tuple for each would take."""
-    rows = 50_000
-    png, label = archives.picture(1, (8, 8)), np.arange(rows) % 2
-    image = pa.array([{"bytes": png}] * rows, pa.struct({"bytes": pa.binary()}))
-    theirs(tmp_path, image=image, label=pa.array(label), rows=1000), theirs(tmp_path, "validation")
-    find_dataset(str(tmp_path))  # what is imported is not counted
-    tracemalloc.start()
-    dataset = find_dataset(str(tmp_path))
-    taken, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert taken < 20 * rows and peak < 60 * rows
-    assert dataset.train.labels()[packing_order(rows)].tolist() == label.tolist()
 
 
 # As other people have it

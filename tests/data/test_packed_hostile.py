@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
@@ -283,3 +285,18 @@ def test_tar_shards_of_before_are_refused_with_what_to_do(tmp_path):
     assert "pack the folder again, `hvdtrain data pack FOLDER file://" in refused(
         f"file://{tmp_path}"
     )
+
+
+def test_a_million_images_take_little_memory(tmp_path):
+    """Here 50,000: less than an object, a path and a tuple for each would take."""
+    rows = 50_000
+    png, label = archives.picture(1, (8, 8)), np.arange(rows) % 2
+    image = pa.array([{"bytes": png}] * rows, pa.struct({"bytes": pa.binary()}))
+    theirs(tmp_path, image=image, label=pa.array(label), rows=1000), theirs(tmp_path, "validation")
+    find_dataset(str(tmp_path))  # what is imported is not counted
+    tracemalloc.start()
+    dataset = find_dataset(str(tmp_path))
+    taken, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 20 * rows and peak < 60 * rows
+    assert dataset.train.labels()[packing_order(rows)].tolist() == label.tolist()

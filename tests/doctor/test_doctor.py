@@ -262,7 +262,8 @@ def test_what_building_horovod_lacks_is_said(tools, missing, tmp_path, monkeypat
         if missing
         else ""
     )
-    assert (built("").returncode, built("").stderr) == (bool(missing), wanted)
+    said = built("")
+    assert (said.returncode, said.stderr) == (bool(missing), wanted)
 
 
 def test_a_python_without_headers_is_told_before_horovod_is_built():

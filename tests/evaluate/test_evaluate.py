@@ -31,7 +31,8 @@ from hvdtrain.runs.request import read_run_config
 from hvdtrain.tools.evaluate import command, files
 from hvdtrain.tools.evaluate.predictions import predict
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+# A group: one run, which one process makes.
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("evaluate")]
 
 
 def evaluate(run, *words):

@@ -27,6 +27,22 @@ from helpers.fork_proxy import through_first
 from hvdtrain.launch.forked_rank import ask, number
 
 GRACE_S = 0.5  # between asking the others to end and making them, as mpirun has it
+# What commands that are forked import beyond what ranks do.
+MORE = (
+    "torch._dynamo",
+    "hvdtrain.tools.checks.replay",
+    "hvdtrain.tools.evaluate.command",
+    "hvdtrain.comparing.command",
+    "hvdtrain.comparing.report_command",
+    "hvdtrain.launch.commands",
+    "hvdtrain.reporting.page",
+    "hvdtrain.reporting.plots",
+    "hvdtrain.reporting.explaining.command",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_svg",
+    "scipy.special",
+    "markdown_it",
+)
 # The folder of the process that forks the ranks of all workers of pytest-xdist: it takes seconds to
 # load what ranks need.
 SHARED = "HVDTRAIN_TESTS_FORKS"
@@ -77,8 +93,7 @@ def _start_server(folder: Path) -> Path:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    more = ["torch._dynamo", "hvdtrain.tools.checks.replay"]
-    words = [sys.executable, "-Pm", "hvdtrain.job.rank.fork_server", str(place), *more]
+    words = [sys.executable, "-Pm", "hvdtrain.job.rank.fork_server", str(place), *MORE]
     server = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     # and wait for it: what its ranks took is in `time`'s figures then
     atexit.register(server.communicate)

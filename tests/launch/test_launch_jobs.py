@@ -116,7 +116,7 @@ def test_a_job_that_goes_on_without_a_worker_has_done_what_was_asked_whatever_be
     small = ["--dataset", few_digits, "--batch-size", "12", *TINY[:-2]]
     out, options = (
         tmp_path / "run",
-        ["--mode", "ps-async", *small, "--steps", "60", "--timeout", "6s"],
+        ["--mode", "ps-async", *small, "--steps", "20", "--timeout", "6s"],
     )
     with Launched(out, "local", 3, 1, *options, forked=True, first=ENDS.format(how=how)) as job:
         printed, _ = job.process.communicate(timeout=100)

@@ -244,10 +244,12 @@ def asked(tmp_path, *words, modes="allreduce,ps-sync"):
     return " ".join(done.output.split()), json.loads((tmp_path / "rows.json").read_text())
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_prices_without_a_number_of_hosts_are_refused(tmp_path):
     assert "prices are what --hosts asks about" in asked(tmp_path, "--price-server", "0.5")[0]
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_only_workers_that_there_are_can_be_slow(tmp_path):
     """As `train` has it; of several numbers of workers, those that have that worker are slow."""
     for words in (["--workers", "2"], ["--workers", "1,4"], ["--hosts", "4"]):
@@ -260,6 +262,7 @@ def test_only_workers_that_there_are_can_be_slow(tmp_path):
     assert same == [row["workers"] <= 2 for row in plain]
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_row_says_what_it_really_sends(tmp_path):
     modes = "allreduce,ddp,ps-sync"
     plain = asked(tmp_path, "--workers", "2", modes=modes)[1]["rows"]
@@ -279,6 +282,7 @@ def test_a_row_says_what_it_really_sends(tmp_path):
     assert "unknown compression" in asked(tmp_path, "--compression", "int4", modes="ddp,ps-sync")[0]
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_the_map_has_what_both_sides_can_send_at_its_best_on_equal_machines(tmp_path):
     modes = "allreduce,ddp,ps-sync"
     said, found = asked(tmp_path, "--workers", "4", modes=modes)
@@ -294,6 +298,7 @@ def test_the_map_has_what_both_sides_can_send_at_its_best_on_equal_machines(tmp_
     assert "No ring here sends int8" in said
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_servers_are_asked_about_over_one_wire_and_at_their_best_over_either():
     ps = make().transports["ps"]
     cheaper = {
@@ -353,6 +358,7 @@ def test_what_was_measured_apart_is_drawn_apart():
     assert drawn["ps-sync"].transport == drawn["ps-async"].transport
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_cheap_servers_are_bought_and_dear_ones_are_not():
     """Servers at a tenth of the price: a ring cannot have them, and for the same money there are
     more workers.

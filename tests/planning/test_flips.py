@@ -55,6 +55,9 @@ def little(monkeypatch):
     foretell_little(monkeypatch)
 
 
+one_report = pytest.mark.xdist_group("flips")  # which one process makes
+
+
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
     """The folder of a report, and what it says on the screen."""
@@ -69,6 +72,7 @@ def foretold(out):
     return json.loads((out / "verdict.json").read_text())["flips"]
 
 
+@one_report
 def test_a_report_ends_with_where_the_answer_flips(reported):
     """On a screen, in verdict.json, and as a map with what was measured in the pages."""
     out, printed = reported
@@ -89,6 +93,7 @@ def test_a_report_ends_with_where_the_answer_flips(reported):
         assert "Where it flips; measured with 2 workers" in (out / name).read_text()
 
 
+@one_report
 def test_slower_networks_turn_an_answer_to_one_machine(reported):
     places = foretold(reported[0])["map"]
     alone = {

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.forked_jobs import forks_first
 from helpers.jobs import hvdtrain
 
 # Measured often enough for a test.
@@ -13,7 +14,7 @@ BRIEFLY = (
 
 
 def plan(*words, code=0):
-    done = hvdtrain("plan", *words, first=BRIEFLY)
+    done = hvdtrain("plan", *words, first=forks_first() + BRIEFLY)
     assert done.returncode == code, done.stdout
     return done.stdout
 
@@ -34,7 +35,7 @@ def test_from_a_calibration_to_answers(tmp_path, monkeypatch):
         "predict",
         "cal.json",
         "--workers",
-        "2,16",
+        "2,4",
         "--servers",
         "1",
         "--bandwidth",

@@ -38,6 +38,8 @@ VGG16 = (
     16_781_312,
     4_097_000,
 )
+# Those of a small model, for what a model's size does not change: each bucket takes time here.
+FEW = (1_000_000, 2_000_000, 2_000_000)
 EVERY = [
     ("allreduce", 0),
     ("ddp", 0),
@@ -53,8 +55,8 @@ def layers(seconds, parameters=VGG16):
     return tuple(Layer(size, one, 2 * one) for size in parameters)
 
 
-def scenario(mode="ps-sync", workers=4, servers=0, computing=0.3, **more):
-    return Scenario(mode, layers(computing), workers, servers, **more)
+def scenario(mode="ps-sync", workers=4, servers=0, computing=0.3, parameters=VGG16, **more):
+    return Scenario(mode, layers(computing, parameters), workers, servers, **more)
 
 
 def wire_s(job):
@@ -118,9 +120,8 @@ def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_
     draws.
     """
     often = Stragglers(random_factor=6.0, random_share=0.1)
-    jobs = [
-        scenario(mode, 4, k, bandwidth_gbit=1e7, latency_s=0.0, slow=often) for mode, k in EVERY[:3]
-    ]
+    free = {"bandwidth_gbit": 1e7, "latency_s": 0.0, "parameters": FEW}
+    jobs = [scenario(mode, 4, k, slow=often, **free) for mode, k in EVERY[:3]]
     found = [[simulate(replace(job, seed=seed)).step_s for seed in range(8)] for job in jobs]
     expected = 0.3 * (1 + 5 * (1 - 0.9**4))
     for steps in found:
@@ -138,21 +139,17 @@ def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_
 
 def test_what_only_computes_takes_as_long_as_computing():
     for mode, servers in EVERY:
-        job = scenario(mode, 8, servers, bandwidth_gbit=1e7, latency_s=0.0)
+        job = scenario(mode, 8, servers, bandwidth_gbit=1e7, latency_s=0.0, parameters=FEW)
         assert simulate(job).step_s == pytest.approx(0.3, rel=0.02), mode
 
 
 @pytest.mark.parametrize(("mode", "servers"), EVERY)
 def test_more_bandwidth_is_never_slower(mode, servers):
     costs = Transport(50, 1e3, 0.4, 0.4, 0.4, 0.4, efficiency=0.94)
-    for workers in (2, 8):
-        job = scenario(
-            mode, workers, servers, transport=costs, cores=2, jitter=0.05, optimizer_s_per_mb=3e-4
-        )
-        steps = [
-            simulate(replace(job, bandwidth_gbit=rate)).step_s for rate in (0.1, 1, 10, 25, 100)
-        ]
-        assert all(b <= a * 1.02 for a, b in itertools.pairwise(steps)), (workers, steps)
+    more = {"transport": costs, "cores": 2, "jitter": 0.05, "optimizer_s_per_mb": 3e-4}
+    job = scenario(mode, 8, servers, **more)
+    steps = [simulate(replace(job, bandwidth_gbit=rate)).step_s for rate in (0.1, 1, 10, 100)]
+    assert all(b <= a * 1.02 for a, b in itertools.pairwise(steps)), steps
 
 
 def test_one_server_of_64_workers_is_eight_times_as_slow_as_eight():
@@ -236,10 +233,11 @@ def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
 
 def test_synchronous_steps_wait_for_the_slowest_and_asynchronous_ones_do_not():
     slow = Stragglers({1: 4.0})
+    free = {"bandwidth_gbit": 1e7, "latency_s": 0.0, "parameters": FEW}
     for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2)):
-        job = scenario(mode, 4, servers, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
+        job = scenario(mode, 4, servers, slow=slow, **free)
         assert simulate(job).step_s == pytest.approx(4 * 0.3, rel=0.02)
-    job = scenario("ps-async", 4, 2, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
+    job = scenario("ps-async", 4, 2, slow=slow, **free)
     assert 4 / simulate(job, steps=8).step_s == pytest.approx((3 + 1 / 4) / 0.3, rel=0.02)
     # A permanent straggler: bounded staleness runs at its rate in the end.
     bounded = simulate(replace(job, mode="ps-ssp", staleness=1), steps=12).step_s
@@ -279,6 +277,7 @@ def test_a_mode_that_is_added_is_simulated_as_what_it_declares(added_modes):
             slow=Stragglers({1: 4.0}),
             bandwidth_gbit=1e7,
             latency_s=0.0,
+            parameters=FEW,
             staleness=1,
         )
         twin = replace(job, mode=f"{mode}-twin")
@@ -297,7 +296,8 @@ def test_servers_do_what_the_policy_of_an_added_mode_decides(added_modes):
         text = text.replace(all_of_them, three)
     (added_modes / "ps_first.py").write_text(text)
     slow = Stragglers({1: 4.0})
-    waiting = scenario("ps-sync", 4, 2, slow=slow, bandwidth_gbit=1e7, latency_s=0.0)
+    free = {"bandwidth_gbit": 1e7, "latency_s": 0.0, "parameters": FEW}
+    waiting = scenario("ps-sync", 4, 2, slow=slow, **free)
     assert simulate(waiting).step_s == pytest.approx(4 * 0.3, rel=0.02)
     first = simulate(replace(waiting, mode="ps-first"), steps=8)
     assert 4 / first.step_s == pytest.approx((3 + 1 / 4) / 0.3, rel=0.02)
@@ -314,7 +314,8 @@ def test_workers_of_local_steps_are_answered_at_once_as_their_servers_do():
 def test_many_workers_are_counted_by_policies_as_all_of_them():
     """A policy counts 1,024 workers in groups; what it decides is as for each of them alone."""
     for softsync, updates in ((True, 1), (False, 1024)):
-        job = scenario("ps-async", 1024, 4, bandwidth_gbit=1e7, latency_s=0.0, softsync=softsync)
+        free = {"bandwidth_gbit": 1e7, "latency_s": 0.0, "parameters": FEW}
+        job = scenario("ps-async", 1024, 4, softsync=softsync, **free)
         staleness = simulate(job, steps=3).staleness_mean
         assert staleness == pytest.approx(updates, rel=0.5)
 

@@ -127,7 +127,7 @@ def test_a_slow_worker_is_dropped_and_left_behind_with_a_backup_worker_and_the_r
         "--bucket-mb",
         "0.1",
     ]
-    settings = [*SMALL[:2], *"--dataset few --epochs 4 --batch-size 12 --threads 1".split()]
+    settings = [*SMALL[:2], *"--dataset few --epochs 2 --batch-size 12 --threads 1".split()]
     slow = f"""
 import os
 if os.environ["RANK"] == "3":
@@ -136,7 +136,7 @@ if os.environ["RANK"] == "3":
     done = hvdtrain("train", *options, *settings, "--out", out, ranks=4, first=slow)
     assert done.returncode == 0, done.stdout
     taken = {rank: steps(out, rank) for rank in (1, 2, 3)}
-    assert len(taken[3]) < 32 == json.loads((out / "summary.json").read_text())["steps"]
+    assert len(taken[3]) < 16 == json.loads((out / "summary.json").read_text())["steps"]
     assert any(row.get("dropped") for row in taken[3])
     lines = (out / "ledger.server0.csv").read_text().splitlines()
     assert any(

@@ -22,7 +22,7 @@ from hvdtrain.tools.checks.agreement import TOLERANCE, distance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCHEDULES = int(os.environ.get("HVDTRAIN_SCHEDULES", "150"))
+SCHEDULES = int(os.environ.get("HVDTRAIN_SCHEDULES", "100"))
 
 
 def check(schedule):

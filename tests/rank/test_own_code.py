@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.foretold import FORETELLS_LITTLE
 from helpers.jobs import hvdtrain, steps
 from helpers.own import MODELS, TEXT, written
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.xdist_group("own code")  # one run, which one process makes
 LENGTH = ("--steps", "8", "--batch-size", "20", "--threads", "1", "--snapshot-every", "epoch")
 MARKED = "from pathlib import Path\nPath(__file__).with_name('imported').write_text('yes')\n" + TEXT
 
@@ -90,7 +92,8 @@ def test_no_command_imports_what_a_run_folder_names_unasked(run, mark, command, 
 
 @pytest.mark.parametrize("command", [("status",), ("report",), ("explain",)])
 def test_what_only_reads_imports_nothing(run, mark, command, tmp_path):
-    hvdtrain(*command, run, *(("--out", tmp_path / "report") if command[0] == "report" else ()))
+    words = [*command, run, *(("--out", tmp_path / "report") if command[0] == "report" else ())]
+    hvdtrain(*words, first=FORETELLS_LITTLE)
     assert not mark.exists()
 
 

@@ -37,6 +37,7 @@ def begun(tmp_path_factory):
     )
 
 
+@pytest.mark.xdist_group("accumulated")  # beside one run, which one process makes
 @pytest.mark.parametrize(("ranks", "mode"), [(2, ["allreduce"]), (2, ["ddp"]), (3, SERVED)])
 def test_accumulated_passes_give_the_step_of_one(ranks, mode, once, tmp_path):
     final_weights("forked", ranks, tmp_path / "several", *SGD, "--accumulate", "3", "--mode", *mode)
@@ -75,24 +76,37 @@ def test_powersgd_sends_little_after_a_tenth_of_the_steps_and_learns(tmp_path):
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
+POWERSGD = [*SMOOTH, *"--mode ddp --compression powersgd --snapshot-every epoch".split()]
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory):
+    """Eight steps with PowerSGD. Not to be changed."""
+    out = tmp_path_factory.mktemp("unstopped") / "run"
+    final_weights("forked", 2, out, *POWERSGD, "--steps", "8")
+    return out
+
+
+@pytest.mark.xdist_group("powersgd")
 @pytest.mark.parametrize("stopped", [1, 4])  # before PowerSGD begins, and after
-def test_powersgd_goes_on_after_a_snapshot_as_if_it_had_not_stopped(stopped, tmp_path):
-    options = [*SMOOTH, "--mode", "ddp", "--compression", "powersgd", "--snapshot-every", "epoch"]
-    final_weights("forked", 2, tmp_path / "whole", *options, "--steps", "8")
-    final_weights("forked", 2, tmp_path / "cut", *options, "--steps", str(stopped))
-    final_weights("forked", 2, tmp_path / "cut", *options, "--steps", "8", "--resume")
-    assert_same_weights(tmp_path / "cut", tmp_path / "whole")
+def test_powersgd_goes_on_after_a_snapshot_as_if_it_had_not_stopped(stopped, unstopped, tmp_path):
+    final_weights("forked", 2, tmp_path / "cut", *POWERSGD, "--steps", str(stopped))
+    final_weights("forked", 2, tmp_path / "cut", *POWERSGD, "--steps", "8", "--resume")
+    assert_same_weights(tmp_path / "cut", unstopped)
 
 
-@pytest.mark.parametrize("codec", ["topk:0.02", "2bit:0.005"])
-def test_what_a_codec_left_out_goes_on_after_a_snapshot_as_if_it_had_not_stopped(codec, tmp_path):
+@pytest.mark.parametrize(("codec", "ranks"), [("topk:0.02", 3), ("2bit:0.005", 2)])
+def test_what_a_codec_left_out_goes_on_after_a_snapshot_as_if_it_had_not_stopped(
+    codec, ranks, tmp_path
+):
     options = [*SMOOTH, "--mode", *SERVED, "--compression", codec, "--snapshot-every", "epoch"]
-    final_weights("forked", 3, tmp_path / "whole", *options, "--steps", "8")
-    final_weights("forked", 3, tmp_path / "cut", *options, "--steps", "4")
-    final_weights("forked", 3, tmp_path / "cut", *options, "--steps", "8", "--resume")
+    final_weights("forked", ranks, tmp_path / "whole", *options, "--steps", "8")
+    final_weights("forked", ranks, tmp_path / "cut", *options, "--steps", "4")
+    final_weights("forked", ranks, tmp_path / "cut", *options, "--steps", "8", "--resume")
     assert_same_weights(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.xdist_group("frozen")  # from one run, which one process makes
 @pytest.mark.parametrize(
     ("ranks", "mode"), [(2, ["allreduce"]), (3, ["ps-async", "--servers", "1"])]
 )

@@ -15,7 +15,7 @@ from helpers.foretold import FORETELLS_LITTLE, foretell_little
 from helpers.jobs import ENV
 from helpers.page import Page
 from helpers.report_runs import manifest, steps, summary, write, write_comparison, write_report
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hvdtrain.base.console import Console
@@ -27,6 +27,9 @@ from hvdtrain.reporting.content import collect
 from hvdtrain.runs.read import find_runs, load_run
 
 PLOTS = {"ratios", "step-time", "learning"}  # of workers as many in all modes
+
+
+one_report = pytest.mark.xdist_group("report")  # which one process makes, for all tests of it
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,7 @@ def drawn_of(folder):
     return plots.draw(collect(find_runs([folder])).comparisons)
 
 
+@one_report
 def test_a_notebooks_backend_is_no_matter(tmp_path, written):
     """A notebook's commands, as `!hvdtrain report`, inherit a backend that may not be installed."""
     env = ENV | {"MPLBACKEND": "module://not_installed.backend_inline"}
@@ -156,6 +160,7 @@ def test_a_broken_summary_is_a_run_with_a_problem(tmp_path, broken):
     assert "has not finished" in load_run(folder).problem
 
 
+@one_report
 def test_failed_and_killed_runs_are_noted_and_not_in_the_tables(written):
     rows = list(csv.DictReader((written / "results.csv").read_text().splitlines()))
     assert {row["workers"] for row in rows} == {"1", "2"}
@@ -203,6 +208,7 @@ def test_one_process_alone_is_one_worker_in_the_first_line(tmp_path):
 # The files
 
 
+@one_report
 def test_the_page_is_well_formed_and_needs_no_other_file(written):
     text = (written / "report.html").read_text()
     parsed = Page(text)
@@ -242,6 +248,7 @@ def test_text_from_files_is_escaped_everywhere(tmp_path):
     assert "# heading" in markdown and "\n# heading" not in markdown
 
 
+@one_report
 def test_a_report_is_the_same_to_the_byte_and_touches_only_its_own_files(written, tmp_path):
     (tmp_path / "mine.txt").write_text("kept")
     write_report([written], tmp_path)
@@ -309,7 +316,6 @@ SOME_MANIFEST = manifest("ps-async", 2, 1)
 SOME_SUMMARY = summary(SOME_MANIFEST, histogram={"0": 1})
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sorted(SOME_MANIFEST) + sorted(SOME_SUMMARY)),
@@ -361,6 +367,7 @@ def test_pictures_are_written_on_request(tmp_path):
         invoke(write(tmp_path), "--png", tmp_path / "file" / "below")
 
 
+@one_report
 def test_the_page_begins_with_the_answer_and_folds_away_what_it_rests_on(written):
     text = (written / "report.md").read_text()
     order = [
@@ -380,6 +387,7 @@ def test_the_page_begins_with_the_answer_and_folds_away_what_it_rests_on(written
     assert places == sorted(places) and places[0] == 0
 
 
+@one_report
 def test_the_terminal_ends_with_the_answer_that_verdict_json_has(written, tmp_path):
     out = invoke(written, "--json", tmp_path / "v.json").splitlines()
     verdict = json.loads((tmp_path / "v.json").read_text())

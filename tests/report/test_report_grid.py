@@ -257,6 +257,9 @@ def test_every_preset_has_a_table_that_runs_can_stand_in(name):
 # The files
 
 
+one_report = pytest.mark.xdist_group("report grid")  # which one process makes, for all tests of it
+
+
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
     """A weak-scaling grid of three batches, with its report and the table of a reference; one run
@@ -281,6 +284,7 @@ def grid(tmp_path_factory):
     return root
 
 
+@one_report
 def test_several_comparisons_have_one_report_of_all_runs(grid):
     assert {p.stem for p in (grid / "plots").iterdir()} == {"ratios", "step-time", "learning"}
     rows = list(csv.DictReader((grid / "results.csv").read_text().splitlines()))
@@ -294,6 +298,7 @@ def test_several_comparisons_have_one_report_of_all_runs(grid):
     assert [float(row["scaling_efficiency"]) for row in rows] == [1.0, 0.85, 0.65, 0.75]
 
 
+@one_report
 def test_each_comparison_has_an_answer(grid):
     across = json.loads((grid / "verdict.json").read_text())["comparisons"]
     assert [of.pop("comparison").split(",")[0] for of in across] == [
@@ -307,6 +312,7 @@ def test_each_comparison_has_an_answer(grid):
     )
 
 
+@one_report
 def test_pages_say_what_differs_and_have_it_in_a_column(grid):
     parsed = Page((grid / "report.html").read_text())
     markdown = (grid / "report.md").read_text()
@@ -322,7 +328,8 @@ def test_pages_say_what_differs_and_have_it_in_a_column(grid):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
-def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_path):
+def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_path, monkeypatch):
+    foretell_little(monkeypatch)
     for model in ("$\\frac{\x1b[2J", "vggf"):
         for kind in (("single",), ("allreduce", 2)):
             change = {"model": model, "initial_weights": model, "backend": "\x1b[31m"}
@@ -333,6 +340,7 @@ def test_names_from_files_are_neither_mathematics_nor_orders_to_a_terminal(tmp_p
     assert all(plot.svg for plot in plots.draw(collect(find_runs([tmp_path])).comparisons)[0])
 
 
+@one_report
 def test_the_reference_is_written_as_csv(grid):
     rows = {
         row["run"]: row for row in csv.DictReader((grid / "reference.csv").read_text().splitlines())
@@ -357,6 +365,7 @@ def test_the_reference_is_written_as_csv(grid):
     assert rows["reference: 8 nodes"]["test accuracy (top-1)"] == "0.875"
 
 
+@one_report
 def test_the_command_prints_the_grid_and_the_reference(grid, tmp_path, monkeypatch):
     foretell_little(monkeypatch)
     monkeypatch.setattr(plots, "draw", lambda answered: ([], []))

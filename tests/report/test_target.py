@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from helpers.foretold import foretell_little
 from helpers.report_runs import BATCH, EPOCHS, PER_EPOCH, run, write
 from msgspec import structs
 
@@ -204,7 +205,8 @@ def comparison(folder):
     return folder
 
 
-def test_a_report_decides_as_the_comparison_did_or_as_it_is_told(tmp_path):
+def test_a_report_decides_as_the_comparison_did_or_as_it_is_told(tmp_path, monkeypatch):
+    foretell_little(monkeypatch)
     folder = comparison(tmp_path / "c")
     assert conducted([folder]).decided_by == BY_TIME_TO_TARGET
     printed = CliRunner().invoke(report, [str(folder), "--out", str(tmp_path / "out")]).output

@@ -111,47 +111,71 @@ def test_a_stream_that_became_a_pipe_gets_its_encoding():
         assert "×2" in pipe.read().decode()
 
 
-@needs_localedef
-@pytest.mark.parametrize("name", LOCALES)
-def test_commands_work_in_a_locale_of_another_encoding(name, tmp_path):
-    charmap, encoding = LOCALES[name]
-    made = ["localedef", "--no-archive", "-i", name, "-f", charmap, tmp_path / f"{name}.{charmap}"]
-    subprocess.run(made, check=True, capture_output=True)
-    env = ENV | {"LOCPATH": str(tmp_path), "LC_ALL": f"{name}.{charmap}"}
-    env.pop("PYTHONUTF8", None)
-    found = subprocess.run(
-        [BIN / "python", "-c", "import locale; print(locale.getpreferredencoding(False))"],
-        env=env,
-        capture_output=True,
-        check=True,
-    )
-    assert found.stdout.decode().strip() == charmap
+class Locale:
+    """A locale that is made for the test, and commands in it.
 
-    def call(*words):
+    Args:
+        name: one of LOCALES.
+        folder: where it is made.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        charmap, self.encoding = LOCALES[name]
+        place = folder / f"{name}.{charmap}"
+        made = ["localedef", "--no-archive", "-i", name, "-f", charmap, place]
+        subprocess.run(made, check=True, capture_output=True)
+        self.env = ENV | {"LOCPATH": str(folder), "LC_ALL": place.name}
+        self.env.pop("PYTHONUTF8", None)
+        look = "import locale; print(locale.getpreferredencoding(False))"
+        found = subprocess.run(
+            [BIN / "python", "-c", look], env=self.env, capture_output=True, check=True
+        )
+        assert found.stdout.decode().strip() == charmap
+
+    def call(self, *words: object) -> str:
+        """Returns what a command prints."""
         done = subprocess.run(
             [HVDTRAIN, *map(str, words)],
-            env=env,
+            env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=100,
         )
-        printed = done.stdout.decode(encoding)  # strictly
+        printed = done.stdout.decode(self.encoding)  # strictly
         assert done.returncode == 0 and "Traceback" not in printed, printed
         return printed
 
-    out = tmp_path / "run"
-    small = ["--width", "0.0625", "--steps", "2", "--threads", "1"]
-    assert "val_accuracy" in call(
-        *["launch", "-n", "2", "--out", out, "--", "--mode", "allreduce", *small]
-    )
-    for folder in (out, out.with_name("run.launch")):
+
+SMALL = ["--width", "0.0625", "--steps", "2", "--threads", "1"]
+
+
+def assert_files_are_utf8(*folders):
+    for folder in folders:
         for path in folder.rglob("*"):
             if path.suffix in (".json", ".jsonl", ".toml", ".out", ".err") or path.name == "log":
                 path.read_text(encoding="utf-8")
-    shown = call("report", out, "--out", tmp_path / "report")
-    assert ("×2" if encoding != "koi8_r" else "x2") in shown
+
+
+@needs_localedef
+def test_commands_work_in_a_locale_that_lacks_characters(tmp_path, few_digits):
+    here, out = Locale("ru_RU", tmp_path), tmp_path / "run"
+    small = [*SMALL, "--dataset", few_digits]
+    job = ["launch", "-n", "2", "--out", out, "--", "--mode", "allreduce", *small]
+    assert "val_accuracy" in here.call(*job)
+    assert_files_are_utf8(out, out.with_name("run.launch"))
+    assert "x2" in here.call("report", out, "--out", tmp_path / "report")
     assert "×" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    if encoding == "koi8_r":
-        for command in (["doctor"], ["evaluate", out], ["launch", "--help"]):
-            call(*command)
+    for command in (["doctor"], ["evaluate", out], ["launch", "--help"]):
+        here.call(*command)
+
+
+@needs_localedef
+def test_commands_work_in_a_locale_of_several_bytes_a_character(tmp_path, few_digits):
+    here, out = Locale("ja_JP", tmp_path), tmp_path / "run"
+    words = ["launch", "-n", "1", "--out", out, "--", "--mode", "single", *SMALL]
+    assert "val_accuracy" in here.call(*words, "--dataset", few_digits)
+    assert_files_are_utf8(out, out.with_name("run.launch"))
+    shown = here.call("report", out, "--out", tmp_path / "report")
+    assert "×" in shown
+    assert "×" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")

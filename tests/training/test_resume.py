@@ -140,6 +140,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
             assert row[same] == other[same], same
 
 
+beside_whole = pytest.mark.xdist_group("whole")  # a run that one process makes
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """JOB as one process runs it, never stopped. Not to be changed."""
@@ -149,6 +152,7 @@ def whole(tmp_path_factory):
     return out
 
 
+@beside_whole
 @pytest.mark.parametrize(
     ("first", "then"),
     [  # mode, ranks, servers
@@ -478,14 +482,17 @@ def test_sigterm_after_the_last_step_lets_the_results_be_written(tmp_path):
 def test_a_batch_for_each_worker_is_the_same_after_a_restart(tmp_path):
     out = tmp_path / "run"
     weak = ["--per-worker", "--lr-scaling", "sqrt", "--mode", "allreduce", "--batch-size", "4"]
-    interrupted("forked", 2, out, 0, *weak)
-    done = run("forked", 2, *JOB, *weak, "--resume", "--out", str(out))
-    assert done.returncode == 0, done.stdout
+    for steps_in_all in ("3", "6"):
+        words = [*SMALL, *weak, "--steps", steps_in_all, "--resume", "--out", str(out)]
+        done = run("forked", 2, *words)
+        assert done.returncode == 0, done.stdout
+    assert "going on after step 3" in done.stdout
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["global_batch"], manifest["lr"]) == (8, pytest.approx(0.0003 * 2**0.5))
     assert steps(out, 0)[0]["samples"] == 4
 
 
+@beside_whole
 def test_a_run_that_was_killed_between_its_last_step_and_its_summary_takes_no_step_more(
     whole, tmp_path
 ):

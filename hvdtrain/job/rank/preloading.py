@@ -19,7 +19,11 @@ JOINING = (
     "torch.nested._internal.nested_tensor",
     "PIL.PngImagePlugin",
     "PIL.JpegImagePlugin",
+    "PIL.BmpImagePlugin",
+    "PIL.GifImagePlugin",
+    "PIL.PpmImagePlugin",
     "numpy.random",
+    "numpy.ma",  # for numpy.unique
     "platformdirs",
 )
 # What ranks of all modes import.
