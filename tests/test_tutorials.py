@@ -26,9 +26,8 @@ pytestmark = [
 ]
 
 
-def work_through(page: str, folder: Path, env: dict[str, str] = ENV) -> str:
-    """Does what a reader does who begins in that folder; returns what was printed."""
-    printed = []
+def work_through(page: str, folder: Path, env: dict[str, str] = ENV) -> None:
+    """Does what a reader does who begins in that folder. `pytest -rP` shows what was printed."""
     for block in blocks((TUTORIALS / page).read_text(encoding="utf-8")):
         if block.language in ("python", "sbatch"):
             file = folder / block.file
@@ -38,10 +37,9 @@ def work_through(page: str, folder: Path, env: dict[str, str] = ENV) -> str:
         for command in joined(block.text) if block.language == "bash" else ():
             words = ["bash", "-euo", "pipefail", "-c", command]
             done = subprocess.run(words, cwd=folder, timeout=300, **SETTINGS | {"env": env})
-            assert done.returncode == 0, f"{command}\n{done.stdout}"
-            assert "Traceback" not in done.stdout, f"{command}\n{done.stdout}"
-            printed.append(done.stdout)
-    return "".join(printed)
+            print(f"$ {command}\n{done.stdout}")
+            assert done.returncode == 0
+            assert "Traceback" not in done.stdout
 
 
 def test_the_lecturers_lab(tmp_path):
