@@ -94,17 +94,20 @@ NAMES = {
 }
 
 
+def without_fenced(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
 def shown(text: str) -> list[str]:
     """The commands in blocks that are indented by four spaces."""
-    return [
-        line.strip() for line in joined(re.sub(r"\\\n\s*", "\\\n", text)) if line.startswith("    ")
-    ]
+    lines = joined(re.sub(r"\\\n\s*", "\\\n", without_fenced(text)))
+    return [line.strip() for line in lines if line.startswith("    ")]
 
 
 def quoted(text: str) -> list[str]:
     """What stands between backticks, in the text and in tables."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", without_fenced(text))]
 
 
 def ours(line: str) -> list[str]:
