@@ -4,6 +4,7 @@ exist.
 
 import contextlib
 import csv
+import itertools
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from helpers.fenced import joined, run_here
 from helpers.foretold import BESIDE_TESTS, OF_SMALL_MODELS, SMALL_MODELS
 from helpers.fork_proxy import FIRST
 from helpers.forked_jobs import env_with_forks, forks_first
@@ -25,11 +27,13 @@ from hvdtrain.cli import cli
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("datasets", "hvdtrain", "launchers", "tests")
+TUTORIALS = sorted((ROOT / "hvdtrain" / "tutorials").glob("[a-z]*.md"))
 READMES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [
         ROOT / "README.md",
         *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md")),
+        *TUTORIALS,
     ]
 }
 # Commands in ```bash blocks that do not run here, and why.
@@ -52,6 +56,7 @@ STARTED = [
 ELSEWHERE_MODULES = (
     "FILE.py",
     "distributedVggf.py",
+    "hvdtrain/job/modes/ps_half.py",
     "launch.py",
     "mnist_dist_demo.py",
     "job/modes/NAME.py",
@@ -60,10 +65,12 @@ ELSEWHERE_MODULES = (
     "test/parallel/test_torch.py",
     "train.py",
     "train_cifar10.py",
+    "who.py",
 )
 # Options that READMEs name in their text and that are not hvdtrain's.
 FOREIGN = {
     "--allow-run-as-root": "mpirun",
+    "--bind-to": "mpirun",
     "--check-build": "horovodrun",
     "--disp-batches": "MXNet",
     "--gloo": "horovodrun",
@@ -71,6 +78,9 @@ FOREIGN = {
     "--kv-store": "MXNet",
     "--lr-step-epochs": "MXNet",
     "--model-prefix": "MXNet",
+    "--no-python": "torchrun",
+    "--nodes": "Slurm",
+    "--ntasks": "Slurm",
     "--reinstall-package": "uv",
     "--gpus-per-task": "Slurm",
     "--runtime-options": "mpirun",
@@ -79,51 +89,43 @@ FOREIGN = {
 NAMES = {
     "launcher": recipes.names("launchers"),
     "mode": modes.names(),
-    "modes": modes.names(),
+    "modes": [*modes.names(), "ps-half"],  # which a reader of a tutorial adds
     "preset": recipes.names("presets"),
     "reference": recipes.names("presets"),
 }
 
 
-def joined(text: str) -> list[str]:
-    """Lines, with those that end in a backslash and the next as one."""
-    return re.sub(r"\s*\\\n\s*", " ", text).splitlines()
-
-
-def run_here(text: str) -> list[str]:
-    """The commands of ```bash blocks."""
-    return [
-        line
-        for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        for line in joined(block)
-    ]
+def without_fenced(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def shown(text: str) -> list[str]:
     """The commands in blocks that are indented by four spaces."""
-    return [
-        line.strip() for line in joined(re.sub(r"\\\n\s*", "\\\n", text)) if line.startswith("    ")
-    ]
+    lines = joined(re.sub(r"\\\n\s*", "\\\n", without_fenced(text)))
+    return [line.strip() for line in lines if line.startswith("    ")]
 
 
 def quoted(text: str) -> list[str]:
     """What stands between backticks, in the text and in tables."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", without_fenced(text))]
 
 
 def ours(line: str) -> list[str]:
     """What follows `hvdtrain` in a command, whoever starts it; nothing where it is not in there."""
     words = shlex.split(line, comments=True)
-    return (
-        [word for word in words[words.index("hvdtrain") + 1 :] if word != "…"]
-        if "hvdtrain" in words
-        else []
-    )
+    if "hvdtrain" not in words or words[0] == "import":
+        return []
+    after = words[words.index("hvdtrain") + 1 :]
+    command = itertools.takewhile(lambda word: word not in ("|", "&", "&&"), after)
+    return [word for word in command if word != "…"]
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", [name for name, text in READMES.items() if run_here(text)])
+@pytest.mark.parametrize(
+    "name",
+    [name for name, text in READMES.items() if run_here(text) and ROOT / name not in TUTORIALS],
+)
 def test_every_command_runs(name, tmp_path):
     """In one folder and in order: later commands use what earlier ones made."""
     commands = [command for command in run_here(READMES[name]) if command not in ELSEWHERE]
@@ -339,6 +341,7 @@ def test_a_command_for_several_hosts_fits_them(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("coil", "slice"):
         Path(folder).mkdir()
+    Path("train.py").touch()
     for file in ("hosts", "host_file"):
         Path(file).write_text("".join(f"node{number} slots=2\n" for number in range(4)))
     words = ours(line)

@@ -117,8 +117,8 @@ def table(found: dict[str, Any]) -> Table | None:
     """Returns the map of `flips`, with what was measured in the title."""
     if not found["map"]:
         return None
-    title = "Where it flips; measured with {workers} workers: {answer}".format(**found["measured"])
-    return map_table(found["map"], title)
+    title = "The answer elsewhere, predicted; measured with {workers} workers: {answer}"
+    return map_table(found["map"], title.format(**found["measured"]))
 
 
 def _runs_of_middle_speed(runs: Sequence[Run]) -> dict[Kind, Run]:
@@ -302,14 +302,17 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
     says = f"not sure ({answer(here)})"
     if measured_answer:
         beside = f", {OTHER_WORK}" if here["others_share"] else ""
-        says = f"{measured_answer} (P {here[likeliest]:.2f}{_hangs_on(here)}{beside})"
+        probability = f"{here[likeliest]:.2f}{_depends_on(here)}{beside}"
+        says = f"{measured_answer} (probability {probability})"
     if here["not_validated"]:
         reasons = " or ".join(here["not_validated"])
         says = f"perhaps {ANSWERS[likeliest]}, as no prediction of {reasons} was ever validated"
-    said_turns = "; ".join(turns.values()) or "nothing that was tried turns that surely"
+    said_turns = "no change that was tried leads to another answer with certainty"
+    if turns:
+        said_turns = f"it would be {'; '.join(turns.values())}"
     return {
-        "says": f"{where} {says}; {said_turns}",
-        "leaning": f"{where} perhaps {ANSWERS[likeliest]}",
+        "says": f"{where}: {says}; {said_turns}",
+        "leaning": f"{where}: perhaps {ANSWERS[likeliest]}",
         "map": places,
         "here": here,
     }
@@ -346,9 +349,9 @@ def _changes(model: CostModel, here: Row, places: Sequence[Row]) -> Iterator[Cha
         yield Change("with", f"{steps} local steps", model.place(local_steps=steps))
 
 
-def _hangs_on(place: Row) -> str:
-    """Returns what turns the answer of a place, as `, which hangs on jitter`; else nothing."""
-    return f", which hangs on {' and '.join(place['hangs_on'])}" if place["hangs_on"] else ""
+def _depends_on(place: Row) -> str:
+    """Returns what turns the answer of a place, as `, which depends on jitter`; else nothing."""
+    return f", which depends on {' and '.join(place['hangs_on'])}" if place["hangs_on"] else ""
 
 
 def _sure_answer(place: Row) -> str:
@@ -361,7 +364,7 @@ def _sure_answer(place: Row) -> str:
 
 def _without_probabilities(found: dict[str, Any], model: CostModel) -> dict[str, Any]:
     """Returns what is left of `flips` where the model misses the runs by too much."""
-    says = f"{found['leaning']}, without a probability: {_missed_in_words(model.missed)}"
+    says = f"{found['leaning']}, without a probability, because {_missed_in_words(model.missed)}"
     here = {key: figure for key, figure in found["here"].items() if key not in ANSWERS}
     return found | {"says": says, "map": [], "here": here}
 

@@ -33,6 +33,7 @@ _CHECKED = "Checked before anything was compared; runs that differ in one of the
 _SIZES_NOTE = "×2+1 is 2 workers and 1 server; "
 _MEANS_NOTE = "speeds and times are geometric means, with their range"
 _SOONER_NOTE = "; × is how many times as fast the target was reached"
+_BUSIEST_NOTE = "busiest: which part of all samples the busiest worker computed"
 # How many plots the page shows unfolded.
 UNFOLDED = 5
 # Columns of a terminal that the label of a line takes.
@@ -121,9 +122,12 @@ class Content:
             console.print(rich_table(figures.table(answer.data)))
             has_servers = any(kind.servers for kind in compared.by_kind)
             note = _SIZES_NOTE + _MEANS_NOTE if has_servers else _MEANS_NOTE
+            beside = answer.data["beside"]
             if answer.data["by_speed"]:
                 note += _SOONER_NOTE
-            for line in filter(None, (note, pushes_words(compared))):
+            else:
+                note += f"; × {beside}: the samples/s, divided by those of {_the(beside)}"
+            for line in filter(None, (f"{note}; {_BUSIEST_NOTE}", pushes_words(compared))):
                 console.print(line, style="dim italic", soft_wrap=True)
             if number == len(self.answered):
                 self._show_notes(console)
@@ -217,6 +221,11 @@ class Content:
         return "\n\n".join(parts)
 
 
+def _the(beside: str) -> str:
+    """Returns whom a table's ratios are beside, in a sentence."""
+    return "the fastest ring" if beside == "ring" else beside
+
+
 def _answer_lines(compared: ComparedRuns, answer: Answer) -> list[tuple[str, str]]:
     """Returns the lines of an answer as (label, text). The label of the first is the headline."""
     lines = [(answer.headline, subject(compared)), ("because", answer.because)]
@@ -229,7 +238,7 @@ def _answer_lines(compared: ComparedRuns, answer: Answer) -> list[tuple[str, str
     lines += [("but", but) for but in answer.but]
     if "flips" in answer.data:
         says = answer.data["flips"]["says"]
-        lines.append(("flips", f"by speed, {says}" if by_speed else says))
+        lines.append(("forecast", f"by speed, {says}" if by_speed else says))
     lines.append(("next", answer.next))
     seconds = answer.data["next_s"]
     if seconds:

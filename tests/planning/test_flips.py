@@ -76,7 +76,7 @@ def foretold(out):
 def test_a_report_ends_with_where_the_answer_flips(reported):
     """On a screen, in verdict.json, and as a map with what was measured in the pages."""
     out, printed = reported
-    [said] = [line for line in printed.splitlines() if line.startswith("flips ")]
+    [said] = [line for line in printed.splitlines() if line.startswith("forecast ")]
     assert "on 2 machines at 1 Gbit/s" in said
     found = foretold(out)
     assert found["says"].split()[0] in said and found["measured"] == {
@@ -90,7 +90,9 @@ def test_a_report_ends_with_where_the_answer_flips(reported):
     }
     assert all(sum(place[name] for name in CHANCES) == pytest.approx(1) for place in found["map"])
     for name in ("report.md", "report.html"):
-        assert "Where it flips; measured with 2 workers" in (out / name).read_text()
+        assert (
+            "The answer elsewhere, predicted; measured with 2 workers" in (out / name).read_text()
+        )
 
 
 @one_report
@@ -182,12 +184,12 @@ def test_runs_that_the_model_misses_leave_less_sure_and_are_told(little, tmp_pat
             find_runs([comparison(tmp_path / str(parameters), hosts=1, parameters=parameters)]),
             "RING",
         )
-        assert found["says"].startswith("on 2 machines at 1 Gbit/s perhaps ")
-        told = r"without a probability: the model takes .* to be ([\d.]+) times as (long|short) as they are$"
+        assert found["says"].startswith("on 2 machines at 1 Gbit/s: perhaps ")
+        told = r"without a probability, because the model takes .* to be ([\d.]+) times as (long|short) as they are$"
         [(factor, direction)] = re.findall(told, found["says"])
         missed[direction] = float(factor)
         assert (
-            "(P " not in found["says"]
+            "(probability " not in found["says"]
             and found["map"] == []
             and not set(CHANCES) & found["here"].keys()
         )

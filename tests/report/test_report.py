@@ -402,7 +402,7 @@ def test_the_terminal_ends_with_the_answer_that_verdict_json_has(written, tmp_pa
     told = [
         ("because", verdict["because"]),
         *(("but", but) for but in verdict["but"]),
-        ("flips", flips["says"]),
+        ("forecast", flips["says"]),
     ]
     told.append(("next", verdict["next"]))
     assert out[-1 - len(told) : -1] == [f"{label:8}  {text}" for label, text in told]

@@ -146,6 +146,14 @@ def test_an_optimizer_that_servers_lack_is_refused(tmp_path):
     assert "the optimizer is LBFGS: rings and servers both have SGD, Adam, AdamW" in done.stdout
 
 
+def test_a_script_that_ends_before_its_sprint_has_warmed_up_is_told_so(tmp_path):
+    done = run_script(tmp_path / "run", "allreduce", REGRESSION, options=("--sprint", "5s"))
+    assert done.returncode == 1
+    assert (
+        "regression.py ended before its speed was measured: have it train for 8.0 s" in done.stdout
+    )
+
+
 @pytest.mark.parametrize(
     ("mode", "options"), [("allreduce", ()), ("ps-async", ("--local-steps", 4))]
 )

@@ -40,12 +40,13 @@ ASYNCHRONOUS = (
 
 
 def softsync_words(run: EffectiveOptions) -> str:
-    """Returns what makes a step where that is the default, which is no Downpour."""
+    """Returns how pushes become a step, unless each is applied alone, as in Downpour."""
     if run.push_scale != "softsync" or not run.look_ahead:
         return ""
     return (
-        "N pushes, whoever made them, make a step (1-softsync), of weights predicted for it "
-        f"(--look-ahead {run.look_ahead:g}); --push-scale none is MXNet's dist_async"
+        "as many pushes as there are workers, whoever made them, are averaged to one step; workers "
+        f"get the weights as the next step will probably make them (--look-ahead {run.look_ahead:g}); "
+        "--push-scale none applies each push at once, as MXNet's dist_async does"
     )
 
 

@@ -56,6 +56,7 @@ from hvdtrain.job.training.loop import Training
 from hvdtrain.job.training.progress import TrainingProgress
 from hvdtrain.job.training.saver import Saver
 from hvdtrain.job.wire.heartbeat import wait_for_ranks
+from hvdtrain.runs.live import warm_up_s
 from hvdtrain.runs.scripts import hash_of_script
 
 INITIAL = "snapshots/initial.safetensors"  # of the run folder
@@ -487,6 +488,7 @@ class WorkerSession:
         """Writes what the script came to, and leaves the others. All workers call this together."""
         assert self.steps
         if self.job.config.sprint:
+            self._check_measured()
             self._has_finished = True
             self.processor_s = self.steps.processor.seconds()
         else:
@@ -508,6 +510,22 @@ class WorkerSession:
             self.slowdown,
         )
         finish(training, Measured(0, self.processor_s, self.host_loads), None)
+
+    def _check_measured(self) -> None:
+        """Checks that the script went on after the warm-up of its sprint.
+
+        Raises:
+            Failure: it did not.
+        """
+        assert self.steps
+        config = self.job.config
+        history = self.steps.history
+        if not history.warm_steps or history.wall_s <= history.warm_s:
+            least_s = warm_up_s(config.sprint) + config.sprint
+            raise Failure(
+                f"{Path(config.script).name} ended before its speed was measured: have it train for "
+                f"{least_s:.1f} s or longer, with more epochs for example, or give a shorter --sprint"
+            )
 
     def _check_reported(self) -> None:
         """Checks that the script has reported what it is to reach.
