@@ -480,17 +480,21 @@ def check_elastic(config: RunConfig) -> None:
 def check_starts_again(mode: str) -> None:
     """Checks that Horovod can start a second time in this environment, if the mode needs Horovod.
 
-    With HOROVOD_CYCLE_TIME the second `hvd.init` of Horovod 0.28.1 writes to memory of something
-    else (`ParameterManager::BayesianParameter::SetValue`, for a parameter that is fixed), and an
-    elastic ring calls it for each group of workers.
+    An elastic ring calls `hvd.init` for each group of workers. If both HOROVOD_FUSION_THRESHOLD and
+    HOROVOD_CYCLE_TIME are set, the second call of Horovod 0.28.1 writes beyond an empty vector
+    (`ParameterManager::BayesianParameter::SetValue`). An elastic ring that shards the optimizer
+    sets the first one itself.
 
     Raises:
-        UsageError: HOROVOD_CYCLE_TIME is set.
+        UsageError: both are, or would be, set.
     """
-    if modes.declared(mode).joins_horovod and "HOROVOD_CYCLE_TIME" in os.environ:
+    declared = modes.declared(mode)
+    has_threshold = declared.shards_optimizer or "HOROVOD_FUSION_THRESHOLD" in os.environ
+    if declared.joins_horovod and has_threshold and "HOROVOD_CYCLE_TIME" in os.environ:
         raise UsageError(
-            "HOROVOD_CYCLE_TIME is set, with which Horovod 0.28.1 crashes when a ring of --elastic "
-            "starts again: unset it, or take --mode ddp"
+            "HOROVOD_CYCLE_TIME is set: with it and HOROVOD_FUSION_THRESHOLD, which --mode sharded "
+            "sets itself, Horovod 0.28.1 crashes when a ring of --elastic starts again: unset it, "
+            "or take --mode ddp"
         )
 
 

@@ -318,8 +318,13 @@ def test_what_cannot_run_is_refused_before_anything_starts(words, says, tmp_path
 
 def test_an_elastic_ring_that_horovod_could_not_start_again_is_refused(monkeypatch):
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
-    for mode in ("allreduce", "sharded"):
-        result = CliRunner().invoke(launch, ["-n", "2", "--elastic", "--", "--mode", mode])
+    for mode in ("allreduce", "ddp"):
+        check_elastic(RunConfig(mode=mode))
+    words = ["-n", "2", "--elastic", "--", "--mode"]
+    sharded = CliRunner().invoke(launch, [*words, "sharded"])
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    averaged = CliRunner().invoke(launch, [*words, "allreduce"])
+    for result in (sharded, averaged):
         assert "unset it, or take --mode ddp" in str(result.exception)
     check_elastic(RunConfig(mode="ddp"))
 

@@ -66,7 +66,7 @@ def test_steps_beside_other_work_are_told_and_are_no_jitter(threads):
     data = find_dataset(config.dataset)
     others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
     try:
-        found = profile(config, 4, data, 32, threads, 0.3, lambda line: None)
+        found = profile(config, 4, data, 32, threads, 1.0, lambda line: None)
     finally:
         for process in others:
             process.kill()
