@@ -88,9 +88,9 @@ def groups(contenders: Sequence[Planned]) -> list[list[Planned]]:
 def _mathematics_of_task(run: Planned) -> Hashable:
     """Returns a key of the task and of what its steps compute.
 
-    Whoever is slow changes no step in lockstep.
+    Whoever is slow changes no step in lockstep, unless backup workers have slow pushes left out.
     """
-    is_lockstep = modes.declared(run.config.mode).lockstep
+    is_lockstep = modes.declared(run.config.mode).lockstep and not run.config.backup
     slow = "" if is_lockstep else run.config.slow
     return run.config.model, slow, steps_of(run)
 

@@ -255,9 +255,11 @@ class Contest:
         reasons = []
         if hosts > VALIDATED_HOSTS:
             reasons.append(f"more than {VALIDATED_HOSTS} hosts")
-        _, most_gbit = VALIDATED_GBIT
+        least_gbit, most_gbit = VALIDATED_GBIT
         if self.template.bandwidth_gbit > most_gbit:
             reasons.append(f"more than {most_gbit:g} Gbit/s")
+        if self.template.bandwidth_gbit < least_gbit:
+            reasons.append(f"less than {least_gbit:g} Gbit/s")
         slow = self.template.slow
         has_asynchronous = any(not modes.declared(name).lockstep for name in self.mode_names)
         if has_asynchronous and (slow.workers or slow.random_share):
@@ -267,8 +269,9 @@ class Contest:
         return reasons
 
     def _hangs_on(self, jobs: Sequence[Scenario]) -> list[str]:
-        """Returns the figures of which one alone, if it were another, would leave the fastest of
-        these jobs without a clear lead.
+        """Returns the figures that decide which of these jobs is the fastest.
+
+        Another value of one of them alone would leave the fastest job without a clear lead.
 
         Args:
             jobs: the fastest of each side.

@@ -9,7 +9,7 @@ MARGIN = 1.15
 
 
 def least_step_s(job: Scenario) -> float:
-    """Returns the seconds that no simulated step of a job is shorter than; 0 where that is not known.
+    """Returns a lower bound of the seconds of a simulated step; 0 if none is known.
 
     A worker computes, and sends and receives one message after the other. The links of the servers'
     hosts carry all messages that do not stay on a host. These hosts' cores receive all pushes and

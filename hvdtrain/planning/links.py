@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvdtrain.launch.private_network import enter_private_network
 
-# On which the first host listens. The network has no other process.
+# The port of the first host. The network has no other process.
 PORT = 20_000
 # The interface of each host.
 INTERFACE = "hvdtrain0"

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 from hvdtrain.base.system.cgroups import usable_cores
@@ -25,8 +26,10 @@ def each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     may_fork = threading.active_count() == 1 and "torch" not in sys.modules
     if processes < 2 or len(items) < LEAST_ITEMS or not may_fork:
         return [work(item) for item in items]
-    with multiprocessing.get_context("fork").Pool(processes, _leave_interrupts) as pool:
-        return pool.map(work, items, chunksize=1)
+    context = multiprocessing.get_context("fork")
+    # Unlike multiprocessing's pool it raises an exception when a process is killed.
+    with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:
+        return list(pool.map(work, items))
 
 
 def _leave_interrupts() -> None:

@@ -249,7 +249,8 @@ def _run_ranks(job: ProbedJob, deadline: float, folder: Path, results: Any) -> S
             time.sleep(0.02)
         return None if results.empty() else results.get()
     finally:
-        for process in processes:
+        started = [process for process in processes if process.pid]
+        for process in started:
             process.kill()
             process.join()
 

@@ -94,9 +94,10 @@ class Measured:
         workers: of each contender; 0 if the number does not matter.
         global_batch: in samples.
         softsync: whether N pushes make one step of asynchronous modes.
-        needed: the samples to the target by seed, of the seeds with which it was reached. Contenders
-            with the same mathematics and seed count as one training.
-        spent_in_vain: the samples by seed, of the seeds with which it was not reached.
+        needed: the samples to the target, one figure for each seed with which it was reached.
+            Contenders with the same mathematics and seed count as one training.
+        spent_in_vain: the samples of trainings that did not reach the target, one figure for each
+            seed.
     """
 
     of: str
@@ -340,8 +341,19 @@ class ContestToTarget(Contest):
     def calibration_of(self, job: Scenario) -> Calibration:
         if not self.global_batch:
             return self.calibration
+        return self.calibration.with_batch(self._largest_share(job))
+
+    def _largest_share(self, job: Scenario) -> int:
+        """Returns the samples of a step that the worker with the most has."""
         workers = max(job.workers, job.replaces)
-        return self.calibration.with_batch(max(1, round(self.global_batch / workers)))
+        return max(1, math.ceil(self.global_batch / workers))
+
+    def _evenness(self, job: Scenario) -> float:
+        """Returns the samples of a step over those if each worker had the largest share."""
+        if not self.global_batch:
+            return 1.0
+        workers = max(job.workers, job.replaces)
+        return self.global_batch / (workers * self._largest_share(job))
 
     def sides(self, hosts: int, prices: Prices = SAME_PRICE) -> list[list[Scenario]]:
         return [[self._as_trained(job) for job in jobs] for jobs in super().sides(hosts, prices)]
@@ -349,12 +361,16 @@ class ContestToTarget(Contest):
     def rate(self, job: Scenario, samples_per_s: float) -> float:
         """Returns targets a second; 0 if the job's mathematics was not trained."""
         measured = self._trained(job)
-        return samples_per_s / measured.samples if measured else 0.0
+        if not measured:
+            return 0.0
+        return self._evenness(job) * samples_per_s / measured.samples
 
     def predicted(self, job: Scenario, detail: Detail = FINE, is_drawn: bool = True) -> Row:
         """Returns the prediction of a job, with `to_target`: None if it was not trained."""
         job = self._as_trained(job)
         prediction = super().predicted(job, detail, is_drawn)
+        for name in ("samples_per_s", "samples_per_s_low", "samples_per_s_high"):
+            prediction[name] *= self._evenness(job)
         prediction["to_target"] = self._to_target(job, prediction)
         return prediction
 
@@ -412,7 +428,9 @@ class ContestToTarget(Contest):
         """
         if not self.global_batch:
             return list(workers), list(workers)
-        able = [n for n in workers if n <= self.global_batch]
+        of_host = self.template.workers_per_host
+        on_whole_hosts = {n: math.ceil(n / of_host) * of_host for n in workers}
+        able = [n for n in workers if on_whole_hosts[n] <= self.global_batch]
         if not able:
             raise UsageError(
                 f"--workers {min(workers)}: the trainings had a global batch of "
@@ -559,8 +577,8 @@ def notes(data: Row, rows: Sequence[Row], places: Sequence[Row]) -> Iterator[str
     """
     target = f"{data['target_of']} {data['target']:g}"
     for trained in data["samples"]:
-        interval = "from one training"
-        if trained["samples_high"] > trained["samples_low"]:
+        interval = "one training"
+        if trained["reached"] > 1:
             interval = f"{trained['samples_low']:,.0f} to {trained['samples_high']:,.0f}"
         yield (
             f"{trained['of']}: {trained['samples']:,.0f} samples to {target} ({interval}), global "

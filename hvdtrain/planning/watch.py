@@ -29,7 +29,7 @@ class Watch:
         0 where Linux does not say.
 
         Args:
-            before: what they had before, which stands for a time that is too short to tell.
+            before: is returned if the time is too short to measure.
         """
         if self.seconds < LEAST_S:
             return before

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import jobs
 from helpers.jobs import hvdtrain
+from helpers.staged import LATE_EVENTS, STAGED_RING
 from helpers.weights import SMOOTH_BATCH_NORM, assert_same_weights
 from safetensors.torch import load_file
 
@@ -21,13 +22,6 @@ from hvdtrain.job.buckets.partition import cut
 from hvdtrain.job.buckets.staging import Staging
 from hvdtrain.job.wire.requests import as_future
 
-LATE_EVENTS = """
-import random, time, torch
-class Event(torch.cpu.Event):
-    def synchronize(self):
-        time.sleep(random.random() / 50)
-torch.cpu.Event = Event
-"""
 LATE = f"""{LATE_EVENTS}
 from hvdtrain.job.ps import push_exchange, worker
 worker.PushExchange = lambda *arguments, **options: push_exchange.PushExchange(*arguments, **dict(options, staged=True))
@@ -113,18 +107,6 @@ def test_an_answers_memory_is_not_written_while_the_copy_before_may_read_it(monk
     assert awaited == []
     staging.copy_in(0, torch.ones(6))
     assert awaited == [copied]
-
-
-STAGED_RING = f"""{LATE_EVENTS}
-import dataclasses
-from hvdtrain.job.modes import allreduce
-connect = allreduce.connect
-def staged(job):
-    sync = connect(job)
-    sync.staged, sync.config = True, dataclasses.replace(sync.config, bucket_mb=0.25)
-    return sync
-allreduce.connect = staged
-"""
 
 
 def test_a_ring_by_way_of_cpu_memory_gives_the_same_weights(tmp_path):

@@ -19,6 +19,7 @@ parser.add_argument("--one-model", action="store_true")
 parser.add_argument("--counted", action="store_true", help="samples by the sampler")
 parser.add_argument("--loose", action="store_true", help="a parameter in no model")
 parser.add_argument("--clip-own", action="store_true", help="at more than any gradient has")
+parser.add_argument("--amid", action="store_true", help="refresh between backward and step")
 parser.add_argument("--unused", action="store_true", help="a parameter without a gradient")
 parser.add_argument("--report", action="store_true", help="the loss, after each epoch")
 args = parser.parse_args()
@@ -95,6 +96,8 @@ while taken < steps:
         if args.synchronize:
             optimizer.synchronize()
             nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], 0.1)
+        if args.amid:
+            job.refresh()
         if args.clip_own:
             nn.utils.clip_grad_norm_(whole.parameters(), 1e6)
         optimizer.step()

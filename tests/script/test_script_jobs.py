@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import adds_up, hvdtrain, steps
+from helpers.staged import STAGED_RING
 from helpers.weights import assert_same_weights_of_script
 
 HERE = Path(__file__).parent
@@ -13,12 +14,12 @@ REGRESSION = HERE / "regression.py"
 LANGUAGE = HERE / "language.py"
 
 
-def run_script(out, mode, script, *words, workers=2, options=()):
+def run_script(out, mode, script, *words, workers=2, options=(), first=""):
     """Runs a script as the ranks of a job; returns what the job printed."""
     servers = int(mode.startswith("ps-"))
     ranks = workers + servers
     started = ["run", "--mode", mode, "--servers", servers, "--threads", 1, "--out", out]
-    return hvdtrain(*started, *options, script, *words, ranks=ranks)
+    return hvdtrain(*started, *options, script, *words, ranks=ranks, first=first)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def alone(tmp_path_factory):
     ("mode", "words"),
     [
         ("allreduce", ()),
+        ("allreduce", ("--amid",)),
         ("allreduce", ("--synchronize", "--loose")),
         ("ddp", ("--one-model",)),
         ("sharded", ("--synchronize",)),
@@ -61,6 +63,12 @@ def test_lockstep_modes_have_the_weights_of_one_process(tmp_path, alone, mode, w
     assert [row["step"] for row in steps(tmp_path / "run", int(mode == "ps-sync"))] == [
         *range(1, 9)
     ]
+
+
+def test_gradients_by_way_of_cpu_memory_give_these_weights_too(tmp_path, alone):
+    done = run_script(tmp_path / "run", "allreduce", REGRESSION, first=STAGED_RING)
+    assert done.returncode == 0, done.stdout
+    assert_same_weights_of_script(tmp_path / "run", alone(REGRESSION))
 
 
 def test_local_steps_whose_mean_is_taken_each_time_have_them_too_and_a_timeline(tmp_path, alone):

@@ -121,7 +121,7 @@ class Bucketer:
         return self._place_of[parameter]
 
     def _take(self, number: int, place: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Takes a part of a bucket that is gathered. All parts are copied at once."""
+        """Takes a part of a gathered bucket. `_count` copies all parts when the last one is there."""
         self._places[number].append(place)
         self._came[number].append(gradient)
         self._count(number, self._gathered[number])
@@ -339,7 +339,7 @@ class Exchange:
         self.waits = []
 
     def wait_for(self, numbers: Sequence[int]) -> None:
-        """Blocks until these buckets have the weights that the answers to the last sends make.
+        """Blocks until the last sends of these buckets are answered, and the weights are in the model.
 
         Raises:
             Failure: the transport failed.
@@ -356,7 +356,7 @@ class Exchange:
         self.wait_for(range(len(self.lanes)))
 
     def fail(self, problem: BaseException) -> None:
-        """Has this raised where the worker waits now, or next."""
+        """Makes the current or the next wait of the worker raise this."""
         with self._changed:
             self._error = self._error or problem
             self._changed.notify_all()

@@ -36,7 +36,7 @@ class SendQueue:
         self.over_limit: int | None = None
 
     def add(self, number: int) -> None:
-        """Lets a bucket wait."""
+        """Adds a bucket to those that wait to be sent."""
         self.waiting[number] = None
 
     def next_with_room(self) -> int | None:

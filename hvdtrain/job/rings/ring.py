@@ -112,9 +112,9 @@ class Collectives:
         return self._result(lambda: hvd.allgather_async(tensor, name=name))
 
     def forget(self) -> None:
-        """Waits for nothing that is under way.
+        """Discards all operations that are under way.
 
-        Horovod is stopped next. It knows no handle any more then, and gives each anew.
+        Horovod is stopped next. After a restart it uses the numbers of handles again.
         """
         self._result(lambda: FORGET).wait()
 
@@ -299,13 +299,14 @@ class Ring(BucketCarrier):
 
     Attributes:
         only_averages: averages are left where gradients were, for an optimizer that is not the
-            lanes', when `complete` is called. To be set before `carry`.
+            lanes'. To be set before `carry`. Averages then come when they are waited for.
         staged: gradients go through CPU memory: they are on a GPU, and Horovod has no NCCL or
             cannot use it.
     """
 
     exchange: Exchange
     only_averages = False
+    _completes = False
 
     def __init__(
         self, job: Job, group: Group, backend: str, make_lane: Callable[..., RingLane]
@@ -333,9 +334,12 @@ class Ring(BucketCarrier):
 
     def carry(self, sizes: Sequence[int], weights: torch.Tensor) -> Sequence[BucketRange]:
         buckets = self.cut(sizes)
+        # Staged buckets are sent by another thread, while the one that computes waits already.
+        # A trace tells when each reduction ended.
+        self._completes = self.only_averages and not self.staged and not trace.is_on
         self.collectives = Collectives(
             torch.device("cpu") if self.staged else weights.device,
-            has_thread=not self.only_averages,
+            has_thread=not self._completes,
         )
         staging = Staging(weights, buckets) if self.staged else None
         lanes = [
@@ -359,18 +363,15 @@ class Ring(BucketCarrier):
             return BUCKETS_AHEAD * 4 * self.config.bucket_elements
         return UNDER_WAY
 
-    def complete(self) -> None:
-        """Blocks until all averages are there, with `only_averages`.
-
-        Raises:
-            Failure: the transport failed.
-        """
+    def _complete(self) -> None:
+        """Takes all results in this thread, if no other thread does."""
+        if not self._completes:
+            return
         patience = TOLD_AFTER * self.config.timeout
         times = 0
         while not self.collectives.complete(patience):
             times += 1
             self.exchange.tell_of_wait(times * patience)
-        self.exchange.wait_for_all()
 
     def tell(self, line: str) -> None:
         """Shows the user a line, where this is the worker that leads."""
@@ -428,24 +429,25 @@ class Ring(BucketCarrier):
     def wait(self) -> None:
         self.exchange.end_backward()
         if not self.waits_for_layers:
-            self.exchange.wait_for_all()
+            self.refresh()
 
     def send(self, values: Mapping[int, torch.Tensor]) -> None:
         for number, of_bucket in values.items():
             self.exchange.send(number, of_bucket)
 
     def wait_for(self, numbers: Sequence[int]) -> None:
+        self._complete()
         self.exchange.wait_for(numbers)
 
     def refresh(self) -> None:
+        self._complete()
         self.exchange.wait_for_all()
 
     def mean_over_workers(self, values: torch.Tensor) -> torch.Tensor:
         # The barrier names a worker that does not come. Horovod would wait for ever.
         self.group.barrier()
         average = self.collectives.average(values, "mean")
-        if self.only_averages:
-            self.complete()
+        self._complete()
         return average.wait()
 
     @property

@@ -35,7 +35,7 @@ class Gradients(ABC):
 
     Attributes:
         own_step: takes the step of the script's own optimizer.
-        updates_here: whether that is what `step` does.
+        updates_here: whether `step` takes it. If not, the mode updates the weights.
     """
 
     own_step: Callable[[], None]
@@ -45,7 +45,7 @@ class Gradients(ABC):
         """Sets whether another backward pass of the same step follows."""
 
     def begin_forward(self) -> None:  # noqa: B027
-        """Takes note that a forward pass begins whose gradients will be asked for."""
+        """Notes that a forward pass with gradients begins."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -212,7 +212,7 @@ class Bucketed(Gradients):
         self._accumulating = accumulating
 
     def _take(self, number: int, parameter: torch.Tensor) -> None:
-        """Takes note of a gradient, as a hook of its parameter, and sends it where that is early."""
+        """Notes that a parameter has its gradient, as a hook of it, and sends it if that is early."""
         if self._accumulating:
             return
         if number in self._came:
@@ -250,7 +250,10 @@ class Bucketed(Gradients):
         self.exchange.bucketer.put(number, gradient)
 
     def leave(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Says what the parameter's gradient is from now on, until the script's next step."""
+        """Removes the parameter's gradient if it is sent before the script calls `step`.
+
+        The script would see a gradient that is being averaged.
+        """
         if self.is_early:
             parameter.grad = None
 
@@ -269,9 +272,12 @@ class Bucketed(Gradients):
             )
         self._note_changes()
         self._begin()
-        for number, parameter in enumerate(self.parameters):
+        # In the order in which backward computed them, as on workers whose gradients leave early:
+        # see Exchange.
+        others = [number for number in range(len(self.parameters)) if number not in self._came]
+        for number in [*self._came, *others]:
             if number not in self._sent:
-                self._send(number, parameter)
+                self._send(number, self.parameters[number])
 
     def _note_changes(self) -> None:
         """Has gradients leave at `step` from now on, if the script has changed some before."""
@@ -305,9 +311,10 @@ def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
 
 
 def with_small_buckets(config: RunConfig, handed_in: HandedIn) -> RunConfig:
-    """Returns the configuration with buckets of a third of the gradients at most.
+    """Returns the configuration with buckets of at most a third of the gradients.
 
-    The last bucket leaves when backward is over: the smaller it is, the less is waited for.
+    The last bucket leaves when backward is over: the smaller it is, the less is waited for. No
+    bucket is made smaller than LEAST_BUCKET_MB.
     """
     elements = sum(p.numel() for p in handed_in.parameters)
     third_mb = 4 * elements / LEAST_BUCKETS / 2**20
@@ -320,7 +327,6 @@ class Averaged(Bucketed):
     def __init__(self, sync: Any, *arguments: Any) -> None:
         sync.only_averages = True
         super().__init__(sync, *arguments)
-        self._complete = sync.complete
         self._alone: dict[int, torch.Tensor] = {}  # the step's gradients that are not gathered
         # Of each parameter that is gathered with others: the memory in which it is averaged too.
         self._gathered: dict[int, torch.Tensor] = {}
@@ -330,27 +336,30 @@ class Averaged(Bucketed):
                 self._gathered[number] = gathered.view(parameter.shape)
 
     def exchanged_weights(self, holder: nn.Module) -> torch.Tensor:
-        """Returns a vector without memory: no weights come back, and parameters stay where they are.
+        """Returns a placeholder of the weights' length, whose elements share their memory.
 
-        In a flat vector most of them would begin off the boundaries that kernels are fast at.
+        No weights come back, and parameters stay where they are. In a flat vector most of
+        them would begin off the boundaries that kernels are fast at.
         """
         elements = sum(p.numel() for p in self.parameters)
         return torch.empty(1, device=self.parameters[0].device).expand(elements)
 
     def leave(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Has the parameter's gradient be where the average will come."""
+        super().leave(number, parameter, gradient)
         if number not in self._gathered:
             self._alone[number] = gradient
-        parameter.grad = self._gathered.get(number, gradient)
 
     def synchronize(self) -> None:
         if self._is_synchronized:
             return
         self._is_synchronized = True
         self._send_rest()
-        self._complete()
+        self.sync.refresh()
+        for number, gathered in self._gathered.items():
+            self.parameters[number].grad = gathered
         for number, gradient in self._alone.items():
             self._take_average(number, gradient.view(-1))
+            self.parameters[number].grad = gradient
         self._alone.clear()
 
     def _take_average(self, number: int, flat: torch.Tensor) -> None:

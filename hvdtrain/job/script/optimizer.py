@@ -156,7 +156,7 @@ def take_over(
         self._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
         step()
 
-    # A scheduler takes a step without this mark for one that replaced its own.
+    # Without this mark a scheduler warns that its wrapper of `step` was overwritten.
     setattr(stepping, "_wrapped_by_lr_sched", True)  # noqa: B010
     setattr(stepping, "hooked", True)  # noqa: B010
     methods = {"step": stepping, "synchronize": lambda self: synchronize()}
