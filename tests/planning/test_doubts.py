@@ -35,17 +35,18 @@ def test_an_answer_says_that_it_hangs_on_the_network_where_half_of_it_turns_it()
 
 @pytest.mark.usefixtures("few_draws")
 def test_a_map_has_no_probability_where_nothing_was_validated(tmp_path):
-    words = ["--workers", "2,5", "--servers", "1", "--bandwidth", "10mbit,10gbit"]
+    words = ["--workers", "2,5", "--servers", "1", "--bandwidth", "10mbit,100mbit,10gbit"]
     said, found = asked(tmp_path, make(), *words)
     marks = {
         (place["workers"], place["bandwidth_gbit"]): place["not_validated"]
         for place in found["map"]
     }
-    assert marks[2, 0.01] == []
-    assert marks[5, 0.01] == ["more than 4 hosts"]
+    assert marks[2, 0.01] == ["less than 0.05 Gbit/s"]
+    assert marks[2, 0.1] == []
+    assert marks[5, 0.1] == ["more than 4 hosts"]
     assert marks[2, 10.0] == ["more than 1 Gbit/s"]
     assert marks[5, 10.0] == ["more than 4 hosts", "more than 1 Gbit/s"]
-    # Of the four places only the one that was validated has a percentage.
+    # Of the places only the one that was validated has a percentage.
     assert re.findall(r"(RING|SERVERS|ONE MACHINE) \d+%", said) == ["ONE MACHINE"]
     assert "was ever compared with a measurement" in said
     for slow, mode, marked in (("1:4x", "ps-async", True), ("1:4x", "ps-sync", False)):
@@ -102,7 +103,7 @@ def test_a_known_bias_of_a_mode_is_corrected_and_told(tmp_path):
 def test_what_a_calibration_was_made_beside_is_told(tmp_path):
     """With each probability, and below the table and the map."""
     made = make(made={"others_share": 0.4, "jitter": "guessed"}, step_jitter=0.03)
-    words = ["--workers", "2", "--bandwidth", "10mbit"]
+    words = ["--workers", "2", "--bandwidth", "50mbit"]
     said, found = asked(tmp_path, made, *words)
     assert "The machine did other work: 40% of it, while it was calibrated" in said
     assert "Hardly a step was undisturbed: their jitter is taken to be 0.03" in said
