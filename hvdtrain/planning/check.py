@@ -153,8 +153,8 @@ def _gbit_between_hosts(calibration: Calibration, run: Run, bandwidth: float | N
     gbit = bandwidth or measured_gbit([run]) or calibration.bandwidth_gbit
     if not gbit:
         raise UsageError(
-            f"{run.folder} ran on {len(run.manifest.hosts)} hosts: say how fast their links are, "
-            "--bandwidth 1gbit"
+            f"{run.folder} ran on {len(run.manifest.hosts)} hosts, and how fast their links are is "
+            "not known: hvdtrain plan calibrate --from takes it, with --bandwidth 1gbit"
         )
     return gbit
 

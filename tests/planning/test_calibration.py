@@ -505,7 +505,7 @@ def test_a_report_has_predictions_beside_its_runs_and_says_which_it_cannot_make(
 
 def test_a_run_of_another_model_or_unknown_links_is_refused(tmp_path):
     folder = written(tmp_path, make(), "allreduce", 2, 0, 1.0)
-    with pytest.raises(UsageError, match="say how fast their links are"):
+    with pytest.raises(UsageError, match="how fast their links are is not known"):
         check.compare(make(), load_run(folder), None)
     with pytest.raises(UsageError, match="6,250,000 parameters, the calibration one of 1,000"):
         check.compare(make(model={"parameters": 1000}), load_run(folder), 1.0)
