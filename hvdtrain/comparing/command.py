@@ -321,11 +321,16 @@ def compare(
     if config.script:
         given.add("wait_for")  # a script has no choice of it
     search = Search(_compared_options(axes, given), tune or 0.0, before_whole_runs=not sprint_s)
-    # Before whole runs only modes are tried that were asked for.
-    not_varied = given if sprint_s else {*given, "modes"}
-    most = _most_settings(requested, tune, state) if tune else None
-    contenders = on_equal_terms(requested, widen(axes, plan_of, listed, not_varied), most)
-    contenders += with_fewer_threads(contenders, given)
+    # One whole run of each answers nothing, and a search would take several times as long.
+    may_answer = repeats > 1 or bool(sprint_s)
+    was_searched = any(map(state.was_tried, requested))
+    is_searched = bool(may_answer or tune or was_searched)
+    if is_searched:
+        wider = widen(axes, plan_of, listed, _not_varied(given, sprint_s))
+        contenders = on_equal_terms(requested, wider, _most_settings(requested, tune, state))
+        contenders += with_fewer_threads(contenders, given)
+    else:
+        contenders = _first_settings(search, requested, state)
     number_of_trainings = trainings if sprint_s else 0
     job = Comparison(
         folder,
@@ -335,7 +340,7 @@ def compare(
         sprint_s,
         repeats,
         number_of_trainings,
-        search,
+        search if is_searched else None,
         decided_by,
         looks_for_rates=looks_for_rates,
         given=given,
@@ -350,6 +355,28 @@ def compare(
     with claimed(folder):
         state.set_experiment(identity, nothing_counts=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
+
+
+def _not_varied(given: set[str], sprint_s: float) -> set[str]:
+    """Returns the options of which a search tries no other values than those that were given.
+
+    Before whole runs only modes are tried that were asked for.
+    """
+    return given if sprint_s else {*given, "modes"}
+
+
+def _first_settings(
+    search: Search, requested: list[Planned], state: ComparisonState
+) -> list[Planned]:
+    """Returns the first setting of each group, and tells the user that no others are tried."""
+    contenders = search.expected_to_stay(requested, state)
+    if len(contenders) < len(requested):
+        click.echo(
+            "note: one run of each is no answer, so that no settings are tried: each mode has the "
+            "first ones. With --repeats 2 or more the others are tried too",
+            err=True,
+        )
+    return contenders
 
 
 def _note_crowds(sentences: Sequence[str]) -> None:
@@ -456,19 +483,23 @@ def _compared_options(axes: Axes, given: Collection[str]) -> set[str]:
     return compared & set(given)
 
 
-def _most_settings(requested: Sequence[Planned], seconds: float, state: ComparisonState) -> int:
-    """Returns how many settings a side may have in a long search.
+def _most_settings(
+    requested: Sequence[Planned], seconds: float | None, state: ComparisonState
+) -> int | None:
+    """Returns how many settings a side may have in a long search; None for a short search.
 
     With so many, the first rounds take half of the time.
 
     Args:
         requested: the contenders that were asked for.
-        seconds: the time of the search.
+        seconds: the time of the search; None or 0 for a short search.
         state: knows how long a sprint takes.
 
     Raises:
         UsageError: there are no rings and no servers.
     """
+    if not seconds:
+        return None
     settings_by_side = sides(requested)
     if not settings_by_side:
         raise UsageError("--tune is of rings and servers: name one of them in --modes")
