@@ -296,8 +296,10 @@ def compare(
         is_named = bool(hosts or hostfile)
         sizes = _ring_sizes(listed[0], is_named, config.device, cores, gpus)
         axes = dataclasses.replace(axes, on_one_host=sizes)
+    given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
     if config.script:
         check_script(config)
+        given.add("wait_for")  # a script has no choice of it
         trainings = trainings or 0  # it is trained as a whole only where that is asked for
     if _is_file(preset):
         _check_trusted(ctx, preset, axes.options["model"], config.dataset)
@@ -310,7 +312,6 @@ def compare(
     check_used(requested, given_options(ctx, ctx.params), config, axes)
     earlier = find_finished(folder)
     state = ComparisonState(folder)
-    given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
     has_rate = "lr" in given or bool(config.script)  # a script has its own
     looks_for_rates = decided_by == BY_TIME_TO_TARGET and not has_rate
     asked = experiment(config, sprint_s, requested) | {
@@ -318,8 +319,6 @@ def compare(
         "learning rates": "looked for" if looks_for_rates else "as given",
     }
     state.set_experiment(asked, nothing_counts=not earlier)
-    if config.script:
-        given.add("wait_for")  # a script has no choice of it
     search = Search(_compared_options(axes, given), tune or 0.0, before_whole_runs=not sprint_s)
     # One whole run of each answers nothing, and a search would take several times as long.
     may_answer = repeats > 1 or bool(sprint_s)
