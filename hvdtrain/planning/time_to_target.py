@@ -8,6 +8,7 @@ same on any cluster if the global batch is the same. Steps of asynchronous modes
 of lossy codecs depend on the number of workers too.
 """
 
+import itertools
 import math
 import random
 import statistics
@@ -345,15 +346,13 @@ class ContestToTarget(Contest):
 
     def _largest_share(self, job: Scenario) -> int:
         """Returns the samples of a step that the worker with the most has."""
-        workers = max(job.workers, job.replaces)
-        return max(1, math.ceil(self.global_batch / workers))
+        return max(1, math.ceil(self.global_batch / _sharing_workers(job)))
 
     def _evenness(self, job: Scenario) -> float:
         """Returns the samples of a step over those if each worker had the largest share."""
         if not self.global_batch:
             return 1.0
-        workers = max(job.workers, job.replaces)
-        return self.global_batch / (workers * self._largest_share(job))
+        return self.global_batch / (_sharing_workers(job) * self._largest_share(job))
 
     def sides(self, hosts: int, prices: Prices = SAME_PRICE) -> list[list[Scenario]]:
         return [[self._as_trained(job) for job in jobs] for jobs in super().sides(hosts, prices)]
@@ -470,8 +469,7 @@ class ContestToTarget(Contest):
         return self.trainings.of(replace(job, compression=codec), self._batch_of(job))
 
     def _batch_of(self, job: Scenario) -> int:
-        workers = max(job.workers, job.replaces)
-        return self.global_batch or workers * self.calibration.batch_per_worker
+        return self.global_batch or _sharing_workers(job) * self.calibration.batch_per_worker
 
     def _to_target(self, job: Scenario, prediction: Row) -> Row | None:
         """Returns the time to the target, with the interval of a single training there.
@@ -502,6 +500,11 @@ class ContestToTarget(Contest):
         gbit = most_gbit if job.replaces else job.bandwidth_gbit
         template = replace(self.template, bandwidth_gbit=gbit)
         return replace(self, template=template, mode_names=[job.mode]).not_validated(hosts)
+
+
+def _sharing_workers(job: Scenario) -> int:
+    """Returns how many workers share a batch: of one machine, those that the machine replaces."""
+    return max(job.workers, job.replaces)
 
 
 def _not_trained(measured: Measured, job: Scenario, global_batch: int) -> list[str]:
@@ -589,9 +592,14 @@ def notes(data: Row, rows: Sequence[Row], places: Sequence[Row]) -> Iterator[str
     if without:
         yield f"Not trained in {data['comparison']}: {some_of(without)}."
     parts = [row["to_target"] for row in rows if row["to_target"]]
-    reasons = {reason for part in parts for reason in part["not_validated"]}
-    told = {reason for place in places for reason in place["not_validated"]}
+    reasons = _all_reasons(parts)
+    told = _all_reasons(places)
     if reasons - told:
         yield (
             f"?: no prediction of {' or '.join(sorted(reasons))} was ever compared with a measurement."
         )
+
+
+def _all_reasons(predictions: Sequence[Row]) -> set[str]:
+    """Returns why predictions are not validated, each reason once."""
+    return set(itertools.chain.from_iterable(one["not_validated"] for one in predictions))

@@ -83,7 +83,6 @@ class Collectives:
     def __init__(self, device: torch.device, has_thread: bool = True) -> None:
         self.updates = Stretches(device)
         self._begun: SimpleQueue[Operation] = SimpleQueue()
-        self._has_thread = has_thread
         self._uncompleted: list[Operation] = []  # without a thread: what complete waits for
         if has_thread:
             threading.Thread(target=self._wait, args=(device,), name="ring", daemon=True).start()
@@ -349,11 +348,15 @@ class Ring(BucketCarrier):
         for lane in lanes:
             lane.only_averages = self.only_averages
         room = self._room()
-        patience = TOLD_AFTER * self.config.timeout
-        self.exchange = Exchange(lanes, sizes, weights, staging, room, patience, self.tell)
+        self.exchange = Exchange(lanes, sizes, weights, staging, room, self._patience, self.tell)
         if trace.is_on:
             self.exchange.on_answered = _trace_reduction
         return buckets
+
+    @property
+    def _patience(self) -> float:
+        """The seconds of a wait after which the user is told of it."""
+        return TOLD_AFTER * self.config.timeout
 
     def _room(self) -> float:
         """Returns how many bytes of gradients are under way at once."""
@@ -367,11 +370,10 @@ class Ring(BucketCarrier):
         """Takes all results in this thread, if no other thread does."""
         if not self._completes:
             return
-        patience = TOLD_AFTER * self.config.timeout
         times = 0
-        while not self.collectives.complete(patience):
+        while not self.collectives.complete(self._patience):
             times += 1
-            self.exchange.tell_of_wait(times * patience)
+            self.exchange.tell_of_wait(times * self._patience)
 
     def tell(self, line: str) -> None:
         """Shows the user a line, where this is the worker that leads."""

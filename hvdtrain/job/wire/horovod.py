@@ -234,7 +234,6 @@ def leave() -> None:
 def wait_for_any(
     handles: Sequence[int],
     as_long_as: Callable[[], bool] = lambda: True,
-    pause: Callable[[float], Any] = time.sleep,
 ) -> int | None:
     """Blocks until Horovod has reduced one of these.
 
@@ -245,7 +244,6 @@ def wait_for_any(
     Args:
         handles: Horovod's handles.
         as_long_as: returns whether to go on waiting.
-        pause: sleeps for so many seconds between two looks.
 
     Returns:
         The index of a handle that is reduced; None where the wait was ended.
@@ -258,5 +256,5 @@ def wait_for_any(
             if hvd.poll(handle):
                 return number
         waited = time.perf_counter() - since
-        pause(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited / 50)))
+        time.sleep(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited / 50)))
     return None
