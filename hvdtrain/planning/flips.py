@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
-from hvdtrain.base.world.load import beside_others
+from hvdtrain.base.world.load import beside_others, others_share
 from hvdtrain.planning import best
 from hvdtrain.planning.calibrate import UNKNOWN
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, LayerCost, Quantity
@@ -200,7 +200,7 @@ def _others_share(run: Run) -> float:
     shares = [0.0]
     for name, load in run.summary.load.items():
         if load.cores and beside_others({name: load}):
-            shares.append((load.others_cores or 0.0) / load.cores + (load.stolen_share or 0.0))
+            shares.append(others_share(load))
     return min(1.0, max(shares))
 
 

@@ -3,7 +3,7 @@
 import resource
 import time
 
-from hvdtrain.base.world.load import HostLoad, by_host
+from hvdtrain.base.world.load import HostLoad, by_host, others_share
 
 # A measurement beside other work is made so often at most.
 MOST_TIMES = 2
@@ -35,7 +35,7 @@ class Watch:
             return before
         own_s = _own_seconds() - self._own_s
         [load] = by_host({"here": self._load.since()}, {"here": own_s}).values()
-        return load["others_cores"] / load["cores"] + load["stolen_share"]
+        return others_share(load)
 
 
 def _own_seconds() -> float:

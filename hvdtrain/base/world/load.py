@@ -97,6 +97,17 @@ def beside_others(hosts: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def others_share(load: Any) -> float:
+    """Returns the share of a host's cores that other processes and other guests had.
+
+    Args:
+        load: of one host of `by_host`. What Linux did not say counts as 0.
+    """
+    cores = _number(load, "cores")
+    busy = _number(load, "others_cores") / cores if cores else 0.0
+    return busy + _number(load, "stolen_share")
+
+
 def _number(load: Any, key: str) -> float:
     value = load.get(key) if isinstance(load, Mapping) else getattr(load, key, None)
     return float(value) if isinstance(value, (int, float)) else 0.0
