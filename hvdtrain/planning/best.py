@@ -189,7 +189,8 @@ class Contest:
         """Returns the figures of each side in a place of the map, and why it is not validated."""
         figures: Row = {}
         for name, prediction in predictions.items():
-            figures[f"{name}_samples_per_s"] = prediction and prediction["samples_per_s"]
+            for figure in ("samples_per_s", "samples_per_s_low", "samples_per_s_high"):
+                figures[f"{name}_{figure}"] = prediction and prediction[figure]
         figures["not_validated"] = self.not_validated(hosts)
         return figures
 

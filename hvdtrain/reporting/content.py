@@ -239,10 +239,10 @@ def _answer_lines(compared: ComparedRuns, answer: Answer) -> list[tuple[str, str
     if "flips" in answer.data:
         says = answer.data["flips"]["says"]
         lines.append(("forecast", f"by speed, {says}" if by_speed else says))
-    lines.append(("next", answer.next))
     seconds = answer.data["next_s"]
-    if seconds:
-        lines.append(("", f"takes about {in_minutes(seconds)}"))
+    # A comment of the shell, so that the line can be pasted whole.
+    duration = f"  # about {in_minutes(seconds)}" if seconds else ""
+    lines.append(("next", f"{answer.next}{duration}"))
     return lines
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hvdtrain.reporting.page import plain
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
+# Characters of a cell on a terminal. What is longer is a sentence, and stands on the left.
+LONGEST_FIGURE = 40
 # A spreadsheet takes a text that starts with one of these for a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -104,8 +106,10 @@ def rich_table(table: Table) -> "RichTable":
         title_justify="left",
     )
     shown.add_column(Text(table.corner), no_wrap=True)
-    for heading in table.headings:
-        shown.add_column(Text(heading), justify="right", overflow="fold")
+    for number, heading in enumerate(table.headings):
+        longest = max((len(cells[number].text) for _, cells in table.rows), default=0)
+        justify: Literal["left", "right"] = "left" if longest > LONGEST_FIGURE else "right"
+        shown.add_column(Text(heading), justify=justify, overflow="fold")
     for label, cells in table.rows:
         texts = []
         for cell in cells:

@@ -11,8 +11,8 @@ from hvdtrain.base.config.untrusted import parse_json, regular
 # leave them out.
 WARM_UP = 5
 # The warm-up of a sprint, at least in seconds and as a share: see warm_up_s.
-WARM_UP_S = 1.0
-WARM_UP_SHARE = 0.6
+WARM_UP_S = 0.5
+WARM_UP_SHARE = 0.25
 # Bytes that are read at the end of a file: some hundred steps.
 TAIL = 2**15
 _FIGURES = ("step", "epoch", "time", "samples")
@@ -21,7 +21,8 @@ _FIGURES = ("step", "epoch", "time", "samples")
 def warm_up_s(sprint: float) -> float:
     """Returns the seconds of training that a sprint does not count, beside WARM_UP steps.
 
-    Steps become faster for some seconds, as processes settle on cores and in memory.
+    The first steps are slower, as processes settle on cores and in memory. On two cores, steps were
+    steady after half a second (tests/benchmarks/README.md).
 
     Args:
         sprint: the sprint's length in seconds.

@@ -2,7 +2,7 @@
 
 import itertools
 
-from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, RunConfig
 from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.forecast import expected_seconds, forecast
 from hvdtrain.comparing.grid import Axes, in_rounds, plan
@@ -21,14 +21,14 @@ def told(runs, folder, kept=(), pilots=()):
 
 def test_time_is_what_runs_before_took_or_a_guess(tmp_path):
     runs = grid(modes="single,allreduce", repeats=6)
-    # 22 s of training each
-    assert "take at most about 6 min, which is a guess: nothing has run yet" in told(
+    # 15 s of training each
+    assert "take at most about 4 min, which is a guess: nothing has run yet" in told(
         runs, tmp_path, pilots=runs[:1]
     )
     state = ComparisonState(tmp_path)
     state.samples = 960
     state.note_finished(runs[0].sprint(4.0), 480.0, 4 + warm_up_s(4.0) + 7)
-    assert expected_seconds(runs[0], state) == 15 * 960 / 480 + 7
+    assert expected_seconds(runs[0], state) == DEFAULT_EPOCHS * 960 / 480 + 7
     assert (
         expected_seconds(runs[0].sprint(2.0), ComparisonState(tmp_path)) == 2 + warm_up_s(2.0) + 7
     )

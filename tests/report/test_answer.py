@@ -13,6 +13,7 @@ from helpers.report_runs import IMAGES, run, write
 from msgspec import structs
 
 from hvdtrain import reporting
+from hvdtrain.base.config.run_config import DEFAULT_EPOCHS
 from hvdtrain.base.errors import UsageError
 from hvdtrain.reporting import quality
 from hvdtrain.reporting.answer import (
@@ -463,7 +464,7 @@ def test_what_learns_nothing_never_wins():
 def test_where_all_are_far_below_the_target_next_trains_longer():
     said = answer(repeats(RING2, accuracy=0.5), repeats(ASYNC, 150, OTHER, accuracy=0.4), SLOW_ONE)
     assert said.word == UNKNOWN and "trained too briefly for 0.95" in said.because
-    assert "--epochs 60 " in said.next and said.next.endswith("--repeats 5")
+    assert f"--epochs {4 * DEFAULT_EPOCHS} " in said.next and said.next.endswith("--repeats 5")
 
 
 def differences(chance, trainings, images, mean, of_images, of_seeds):

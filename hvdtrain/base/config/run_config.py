@@ -27,7 +27,7 @@ from hvdtrain.base.errors import UsageError
 
 DEVICES = ["auto", "cpu", "cuda"]
 SAVES = ["none", "best", "final", "all"]
-DEFAULT_EPOCHS = 15
+DEFAULT_EPOCHS = 10
 # What a schedule in words has before the steps in which the learning rate rises.
 WARM_UP = ", warm-up over "
 # The default model's width, with which it trains in a minute.
