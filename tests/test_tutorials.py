@@ -36,7 +36,7 @@ def work_through(page: str, folder: Path, env: dict[str, str] = ENV) -> None:
             file.write_text(f"{before}\n\n{block.text}" if before else block.text, encoding="utf-8")
         for command in joined(block.text) if block.language == "bash" else ():
             words = ["bash", "-euo", "pipefail", "-c", command]
-            done = subprocess.run(words, cwd=folder, timeout=300, **SETTINGS | {"env": env})
+            done = subprocess.run(words, cwd=folder, timeout=450, **SETTINGS | {"env": env})
             print(f"$ {command}\n{done.stdout}")
             assert done.returncode == 0
             assert "Traceback" not in done.stdout
@@ -48,6 +48,14 @@ def test_the_lecturers_lab(tmp_path):
         work_through("lecturer.md", tmp_path)
     finally:
         testbed.down(testbed.NodeSet("lab"))
+
+
+def test_the_hosts_tutorial(tmp_path):
+    leave_out(why_not())
+    try:
+        work_through("hosts.md", tmp_path)
+    finally:
+        testbed.down(testbed.NodeSet("duo"))
 
 
 def test_the_cluster_tutorial(tmp_path):

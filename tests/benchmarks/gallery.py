@@ -1,0 +1,303 @@
+"""Ring, servers or one machine: the answers for ten models on 2 to 16 hosts and three networks.
+
+    python tests/benchmarks/gallery.py predict --out gallery
+    sudo python tests/benchmarks/gallery.py measure cnn vggf --out gallery
+    python tests/benchmarks/gallery.py page --out gallery > hvdtrain/planning/gallery.md
+
+predict   calibrates each model on this machine, in about a minute each, and predicts all answers
+measure   compares on two hosts of `hvdtrain hosts`, which the script makes and removes. This takes some minutes for
+          each batch and network of a model. It needs root, and a core for each of the two hosts
+page      prints the page in Markdown, from what is in OUT
+
+Each host has one core. So two hosts can be made of a machine with two cores. `predict` and `measure` need a machine
+that does nothing else. What OUT already has is not made again. Name models to make only these.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdtrain.planning import show
+
+PREFIX = "gallery"
+HOSTS = (2, 4, 8, 16)
+LINKS = {"100mbit": 0.1, "1gbit": 1.0, "10gbit": 10.0}
+# At 10 Gbit/s the cores of this machine would carry the messages, and not its links.
+MEASURED_LINKS = ("100mbit", "1gbit")
+BATCHES = (8, 64)
+MODES = "allreduce,ps-sync,ps-async"
+SIDES = {"ring": "ring", "servers": "servers", "one_machine": "one machine"}
+SHORT = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE"}
+
+
+class Model(NamedTuple):
+    """A model of the gallery.
+
+    Attributes:
+        words: the options that name it.
+        note: what a reader should know about it.
+    """
+
+    words: Sequence[str]
+    note: str
+
+
+def _vgg(name: str) -> Model:
+    return Model(("--model", name, "--width", "1", "--image-size", "64"), "64 pixels")
+
+
+MODELS = {
+    "cnn": Model(("--model", "cnn", "--image-size", "32"), "two convolutions, 32 pixels"),
+    "vggf": Model(
+        ("--model", "vggf", "--width", "0.125", "--image-size", "32"),
+        "at an eighth of its width, 32 pixels",
+    ),
+    "resnet20": Model(("--model", "resnet20", "--image-size", "32"), "32 pixels"),
+    "transformer": Model(
+        ("--model", "tests/benchmarks/gallery_model.py:transformer", "--image-size", "64"),
+        "six layers of 256 channels, 64 patches an image",
+    ),
+    "resnet18": Model(
+        ("--model", "torchvision.models:resnet18", "--image-size", "64"), "torchvision's, 64 pixels"
+    ),
+    "resnet50": Model(
+        ("--model", "torchvision.models:resnet50", "--image-size", "64"), "torchvision's, 64 pixels"
+    ),
+    "vgg11": _vgg("vgg11"),
+    "vgg13": _vgg("vgg13"),
+    "vgg16": _vgg("vgg16"),
+    "vgg19": _vgg("vgg19"),
+}
+
+
+def calibrate_words(name: str, file: str) -> list[str]:
+    words = ["plan", "calibrate", *MODELS[name].words]
+    return [*words, "--batch-size", "8", "--cores", "1", "--threads", "1", "--out", file]
+
+
+def predict_words(calibration: str, batch: int) -> list[str]:
+    hosts = ",".join(map(str, HOSTS))
+    words = ["plan", "predict", calibration, "--batch-size", str(batch), "--workers", hosts]
+    return [*words, "--bandwidth", ",".join(LINKS), "--modes", MODES]
+
+
+def compare_words(name: str, batch: int) -> list[str]:
+    hosts = f"{PREFIX}1:1,{PREFIX}2:1"
+    words = ["compare", "-H", hosts, *MODELS[name].words, "--batch-size", str(2 * batch)]
+    return [*words, "--modes", MODES, "--trainings", "0"]
+
+
+def hvdtrain(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "hvdtrain", *words], check=True)
+
+
+@contextmanager
+def two_hosts(link: str) -> Iterator[None]:
+    """Two hosts of a core each, which end with the block."""
+    hvdtrain("hosts", "up", "--count", "2", "--rate", link, "--cpus", "1,1", "--prefix", PREFIX)
+    try:
+        yield
+    finally:
+        hvdtrain("hosts", "down", "--prefix", PREFIX)
+
+
+def predict(names: Sequence[str], out: Path) -> None:
+    for name in names:
+        calibration = out / f"{name}.json"
+        if not calibration.exists():
+            hvdtrain(*calibrate_words(name, str(calibration)))
+        for batch in BATCHES:
+            file = out / f"{name}-{batch}-predicted.json"
+            if not file.exists():
+                hvdtrain(*predict_words(str(calibration), batch), "--json", str(file))
+
+
+def measure(names: Sequence[str], out: Path) -> None:
+    for link in MEASURED_LINKS:
+        with two_hosts(link):
+            for name in names:
+                for batch in BATCHES:
+                    folder = out / f"{name}-{batch}-{link}"
+                    if not (folder / "verdict.json").exists():
+                        hvdtrain(*compare_words(name, batch), "--out", str(folder))
+
+
+class Cell(NamedTuple):
+    """An answer of the gallery.
+
+    Attributes:
+        short: the answer, for a narrow column.
+        sides: samples/s of each of SIDES, with an interval, in words.
+    """
+
+    short: str
+    sides: Sequence[str]
+
+
+def measured_cell(folder: Path) -> Cell | None:
+    """The answer of a comparison; None if it was not made."""
+    file = folder / "verdict.json"
+    if not file.exists():
+        return None
+    verdict = json.loads(file.read_text(encoding="utf-8"))
+    answer = "ONE" if verdict["answer"] == "ONE MACHINE" else verdict["answer"]
+    by_side: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
+    for contender in grouped(verdict["runs"]).values():
+        speeds = [math.log(run["samples_per_s"]) for run in contender]
+        mean = math.exp(sum(speeds) / len(speeds))
+        by_side[side_of(contender[0]["mode"])].append(
+            (mean, math.exp(min(speeds)), math.exp(max(speeds)))
+        )
+    best = [max(figures, default=None) for figures in by_side.values()]
+    return Cell(
+        f"**{answer}**", [f"**{in_words(*figures)}**" if figures else "–" for figures in best]
+    )
+
+
+def grouped(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The timed runs of each contender."""
+    contenders: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        if run.get("samples_per_s"):
+            contenders.setdefault(run["run"].rsplit("-r", 1)[0], []).append(run)
+    return contenders
+
+
+def side_of(mode: str) -> str:
+    if mode == "single":
+        return "one_machine"
+    return "servers" if mode.startswith("ps-") else "ring"
+
+
+def predicted_cell(place: dict[str, Any]) -> Cell:
+    sides = []
+    for side in SIDES:
+        figures = [place[f"{side}_samples_per_s{end}"] for end in ("", "_low", "_high")]
+        sides.append(in_words(*figures) if figures[0] else "–")
+    if place["not_validated"]:
+        likely = [name for key, name in SHORT.items() if place[key] >= show.SURE]
+        return Cell("".join(f"{name}?" for name in likely) or "?", sides)
+    best = max(SHORT, key=place.__getitem__)
+    return Cell(f"{SHORT[best]} {place[best]:.0%}", sides)
+
+
+def in_words(middle: float, low: float, high: float) -> str:
+    return f"{middle:,.3g} ({low:,.3g} to {high:,.3g})"
+
+
+def cells(name: str, batch: int, out: Path) -> dict[tuple[int, str], Cell]:
+    """The answers for a model and batch, by hosts and link."""
+    predicted = json.loads((out / f"{name}-{batch}-predicted.json").read_text(encoding="utf-8"))
+    link_of = {gbit: link for link, gbit in LINKS.items()}
+    found = {}
+    for place in predicted["map"]:
+        at = place["hosts"], link_of[place["bandwidth_gbit"]]
+        found[at] = predicted_cell(place)
+    for link in MEASURED_LINKS:
+        measured = measured_cell(out / f"{name}-{batch}-{link}")
+        if measured:
+            found[2, link] = measured
+    return found
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def page(names: Sequence[str], out: Path) -> str:
+    places = [(hosts, link) for hosts in HOSTS for link in LINKS]
+    headings = ["model, MB of weights", "batch", *(f"{n} × {link}" for n, link in places)]
+    overview = []
+    details = []
+    for name in names:
+        calibration = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+        megabytes = 4 * calibration["model"]["parameters"] / 1e6
+        lines = []
+        for batch in BATCHES:
+            of_batch = cells(name, batch, out)
+            shorts = [of_batch[place].short for place in places]
+            overview.append([f"`{name}`, {megabytes:,.3g}", str(batch), *shorts])
+            for (hosts, link), cell in of_batch.items():
+                lines.append([str(batch), str(hosts), link, cell.short, *cell.sides])
+        details += [
+            "",
+            f"### {name}",
+            "",
+            f"{MODELS[name].note}; {megabytes:,.3g} MB of weights.",
+            "",
+        ]
+        details += commands(name)
+        columns = ["batch", "hosts", "link", "answer", *SIDES.values()]
+        details += [
+            "",
+            *table(columns, sorted(lines, key=lambda line: [int(line[0]), int(line[1])])),
+        ]
+    made = [datetime.fromtimestamp((out / f"{name}.json").stat().st_mtime, UTC) for name in names]
+    intro = INTRODUCTION.format(date=f"{max(made):%d %B %Y}".lstrip("0"))
+    return "\n".join([intro, *table(headings, overview), "", DETAILS, *details, ""])
+
+
+def commands(name: str) -> list[str]:
+    file = f"{name}.json"
+    return [
+        f"    hvdtrain {' '.join(calibrate_words(name, file))}",
+        f"    hvdtrain {' '.join(predict_words(file, BATCHES[0]))}",
+        f"    hvdtrain {' '.join(compare_words(name, BATCHES[0]))}",
+    ]
+
+
+INTRODUCTION = """\
+# A gallery of answers
+
+Ring, servers or one machine? Here are answers for ten models, two batches, 2 to 16 hosts and three networks, each from
+the commands below. `tests/benchmarks/gallery.py` makes this page. It was made on {date}, on two cores of an AMD EPYC.
+
+Each host has one core. With faster hosts, messages take a larger part of a step. So where a host computes eight times
+as fast, look at the batch of 8 instead of 64. A batch is the batch of a worker, and each host has one worker. The
+images are `digits`, and messages are not compressed.
+
+| in a cell | meaning |
+|---|---|
+| **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer |
+| RING 97% | predicted by `plan predict`: the ring is the fastest with a probability of 97 % |
+| RING?, ? | predicted, without a probability: see [the map](README.md#the-map). `?` is open |
+| ONE | one machine, with the same global batch |
+"""
+DETAILS = """\
+## Samples/s and commands
+
+Predictions have intervals of 90 %. Measured figures are bold: the mean of five repeats, the lowest and the highest.
+Commands are for a batch of 8. The last command needs two hosts:
+`hvdtrain hosts up --count 2 --rate 1gbit --cpus 1,1 --prefix gallery`."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=["predict", "measure", "page"])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"Of {', '.join(MODELS)}; all.")
+    parser.add_argument("--out", type=Path, default=Path("gallery"))
+    asked = parser.parse_args()
+    unknown = set(asked.models) - MODELS.keys()
+    if unknown:
+        parser.error(f"no model {sorted(unknown)[0]}: {', '.join(MODELS)}")
+    names = asked.models or list(MODELS)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.part == "page":
+        print(page(names, asked.out), end="")
+        return
+    part = predict if asked.part == "predict" else measure
+    part(names, asked.out)
+
+
+if __name__ == "__main__":
+    main()
