@@ -47,7 +47,8 @@ class Result:
     def answer(self) -> str:
         """RING, SERVERS, EITHER, ONE MACHINE, ONE PROCESS or NOT YET KNOWN.
 
-        For several comparisons it has one word for each, after the comparison's title.
+        If the runs are several comparisons, it has the answer of each, after the comparison's
+        title.
         """
         return self._told("word")
 
@@ -55,7 +56,8 @@ class Result:
     def because(self) -> str:
         """The sentence with the figures that decide.
 
-        For several comparisons it has one sentence for each, after the comparison's title.
+        If the runs are several comparisons, it has a sentence for each, after the comparison's
+        title.
         """
         return self._told("because")
 
@@ -116,9 +118,9 @@ class Result:
 def compare(**options: Any) -> Result | None:
     """Trains in several modes and compares them, as `hvdtrain compare` does.
 
-    The command's options are the arguments. A list stands for values with commas. The function
-    prints what the command prints. It may be called from any thread; Ctrl-C interrupts it in the
-    main thread only.
+    The command's options are the arguments: `--batch-size 64` is `batch_size=64`. A list stands for
+    values with commas. The function prints what the command prints. It may be called from any
+    thread. Ctrl-C interrupts it in the main thread only.
 
     Returns:
         The comparison; None with `dry_run=True`.
@@ -173,17 +175,17 @@ def explain(run: Folder) -> "Explained":
 def init(batch_size: int | None = None, early: bool = True) -> "ScriptJob":
     """Joins the job that this training script was started in, and returns it.
 
-    Blocks until the other workers have called it too.
+    Blocks until the other workers have called `init` too.
 
     import hvdtrain as hv
     job = hv.init(batch_size=64)
     model, optimizer = job.prepare(model, torch.optim.AdamW(model.parameters()))
 
     Args:
-        batch_size: the samples of one optimizer step of all workers together, by which speed is
-            told in samples/s. With None the samples that `sampler` gives out are counted.
-        early: send gradients while backward computes the rest, from the second step on, if the
-            first step has shown that the script allows it.
+        batch_size: the global batch: the samples of one optimizer step of all workers. Samples/s
+            are computed from it. With None the samples that `sampler` gives out are counted.
+        early: whether to send gradients while backward computes the rest. This begins with the
+            second step, if the first step has shown that the script allows it.
 
     Raises:
         Failure: ranks were started without a command of hvdtrain, or `init` was called twice.

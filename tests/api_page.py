@@ -150,8 +150,9 @@ def _options(command: click.Command) -> str:
     for option in command.params:
         if not isinstance(option, click.Option) or option.hidden or not option.help:
             continue
-        word = min((word for word in option.opts if word.startswith("--")), key=len)
-        name = word.lstrip("-").replace("-", "_")
+        words = [word for word in option.opts if word.startswith("--")]
+        names = [word.lstrip("-").replace("-", "_") for word in words]
+        name = option.name if option.name in names else min(names, key=len)
         kind = "bool" if option.is_flag else option.type.name.replace("|", " or ")
         meaning = _on_one_line(option.help).replace("|", "\\|")
         lines.append(f"| `{name}` | {kind} | {meaning} |")

@@ -132,9 +132,10 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     is_eager=True,
     callback=_use_preset,
     metavar="NAME",
-    help="Repeat a published experiment, at its size: its options are the defaults of all others "
-    "here, and the report has its authors' table with their figures, if there is one. The names "
-    "are below; a file is what --tune has left, or a run's config.toml.",
+    help="Repeat a published experiment at its size: the help of the command ends with the names. "
+    "Its options are the defaults of all other options here, and the report has its authors' "
+    "figures, if there are some. Or take the options from a file: one that --tune has left, or a "
+    "run's config.toml.",
 )
 @click.option(
     *MODES,
@@ -162,22 +163,23 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     type=click.IntRange(1),
     default=5,
     show_default="5, of whole runs 1 where speed decides",
-    help="How often each is measured, each time with the next seed; an answer needs five.",
+    help="How often each contender is measured, each time with the next seed. An answer needs "
+    "five repeats.",
 )
 @click.option(
     "--trainings",
     type=click.IntRange(0),
     show_default="1, and a second where the answer hangs on it",
-    help="How many whole runs follow the sprints, which measure what is learned: of modes that do "
-    "the same mathematics, one is trained.",
+    help="How many whole trainings follow the sprints, to measure accuracy. Of modes that compute "
+    "the same steps, one is trained.",
 )
 @click.option(
     "--tune",
     type=DURATION,
     default=None,
-    help="Search for so long in all, in place of two rounds, among more settings: all rings, their "
-    "transports, wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers, as far "
-    "as they are not given. "
+    help="Search for each side's fastest settings for so long in all, in place of the short search "
+    "of two rounds. It tries more settings, as far as they are not given: all rings, their "
+    "transports, wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers. "
     "OUT/tuned-….toml has the options of each side's fastest, for --preset and train --config.",
 )
 @click.option(
@@ -189,8 +191,8 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 @click.option(
     "--scaling",
     is_flag=True,
-    help="Also one process with the threads of one worker, of which scaling efficiency is a "
-    "multiple.",
+    help="Also run one process with the threads of one worker, which is the baseline of scaling "
+    "efficiency.",
 )
 @host_options
 @launcher_option
@@ -198,7 +200,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print the runs, the command that repeats each, and what they will take; run nothing.",
+    help="Print the runs, the command that repeats each, and how long they will take; run nothing.",
 )
 @train_options(
     "mode",
@@ -352,6 +354,7 @@ def compare(
     only_sprints = bool(sprint_s) and trainings == 0
     identity = _look_at_data(contenders, state, only_sprints)
     with claimed(folder):
+        # The images, or the script's content, are a part of the experiment too.
         state.set_experiment(identity, nothing_counts=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
 

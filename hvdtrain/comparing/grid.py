@@ -83,7 +83,9 @@ class Axes:
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of the grid. `plan` makes the first whole run of each contender.
+    """One run that is to be done. `plan` makes the first whole run of each contender.
+
+    A run that has finished is a runs.read.Run.
 
     Attributes:
         config: the run's configuration. Its global batch and learning rate are computed, however

@@ -43,24 +43,24 @@ def deciding_options(command: _Command) -> _Command:
         type=DecidingMeasure(),
         default=None,
         show_default="speed, of a finished comparison as it was made",
-        help="What decides: `speed`, of contenders that learn as much, or `time-to-target` (short "
-        "`target`): the seconds of training to --target-accuracy. Then every repeat is a whole "
-        "training, which ends at the target, and the answer by speed stands beside.",
+        help="What decides: `speed`, of contenders that are equally accurate, or `time-to-target` "
+        "(short `target`): the seconds of training to --target-accuracy. With `target` every "
+        "repeat is a whole training, which ends at the target, and the report has the answer by "
+        "speed too.",
     )
     margin = click.option(
         "--margin",
         type=Real(0, 1),
         default=0.05,
         show_default=True,
-        help="By which share something has to be faster to be the answer; a lead that is less does "
-        "not matter.",
+        help="How much faster the winner has to be, as a share: a smaller lead does not matter.",
     )
     accuracy_margin = click.option(
         "--accuracy-margin",
         type=Real(0, 1, min_open=True),
         default=0.01,
         show_default=True,
-        help="What is faster is no answer unless its validation accuracy is shown to be within "
+        help="The faster contender wins only if its validation accuracy is shown to be within "
         "this of its opponent's.",
     )
     return decide_by(margin(accuracy_margin(command)))

@@ -169,7 +169,7 @@ class Comparison:
     def run(
         self, secrets: Mapping[str, str], margins: Margins = DEFAULT, until_sure: bool = False
     ) -> list[str]:
-        """Does the runs that are not finished yet.
+        """Does the runs that are not finished yet: the search, then the repeats and whole runs.
 
         Args:
             secrets: variables for every rank that no command line may show.

@@ -57,8 +57,8 @@ def host_options(command: Callable) -> Callable:
         "--hosts",
         "-H",
         metavar="A:1,B:1",
-        help="Hosts, each with how many workers it takes; servers go to what is left, or beside "
-        "them. Or a host file. Ports and users of ssh go into ~/.ssh/config.",
+        help="Hosts, each with the number of workers that it takes, or a host file. Servers go to "
+        "slots that are left, else beside workers. Ports and users of ssh go into ~/.ssh/config.",
     )(command)
 
 
@@ -91,8 +91,8 @@ def secrets_option(command: Callable) -> Callable:
         metavar="NAME",
         callback=_with_values,
         help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or "
-        "HTTPS_PROXY: those that name libraries' settings they have anyway. No command line shows "
-        "it. Can be repeated.",
+        "HTTPS_PROXY. Variables that set libraries' options are given to ranks anyway. No command "
+        "line shows it. Can be repeated.",
     )(command)
 
 

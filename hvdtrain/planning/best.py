@@ -35,7 +35,7 @@ from hvdtrain.planning.scenario import RING_MODES, SERVER_MODES, Scenario
 SHOWN = 8
 # The number of jobs that are simulated better: the fastest in a rough simulation.
 PROMISING = 3
-# Of a side so many times as slow as another it need not be drawn how probably it is the fastest.
+# For a side so many times as slow as another the calibration is not drawn: it does not win.
 HOPELESS = 4
 # The part of the model's error that a ring and servers share, and the part that each has alone:
 # README.md, "Checked on hosts …".

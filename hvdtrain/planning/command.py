@@ -123,78 +123,113 @@ def calibrate(
 @plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
 @click.option(
-    "--workers", "-n", type=Counts(), default="1-64", help="`2,8`; `1-64` is 1, 2, 4 … 64."
+    "--workers",
+    "-n",
+    type=Counts(),
+    default="1-64",
+    help="Numbers of workers: `2,8`; `1-64` is 1, 2, 4 … 64.",
 )
 @click.option(
-    "--servers", "-s", type=Counts(equal=True), default="1,equal", help="`1,2,equal`: as workers."
+    "--servers",
+    "-s",
+    type=Counts(equal=True),
+    default="1,equal",
+    help="Numbers of servers: `1,2,equal`; `equal` is as many as workers.",
 )
 @click.option(
     "--bandwidth",
     "bandwidths",
     type=BANDWIDTHS,
     default="1gbit,10gbit",
-    help="Of each host's link.",
+    help="Bandwidths of each host's link.",
 )
 @click.option(
     "--server-bandwidth",
     "server_gbit",
     type=BANDWIDTH,
-    help="Of hosts of servers alone  [default: as all].",
+    help="Bandwidth of hosts that have only servers  [default: as of all hosts].",
 )
-@click.option("--latency", type=LATENCY, help="One way, `50us`  [default: the calibration's].")
-@click.option("--modes", "names", type=NAMES, default=",".join(MODES))
-@click.option("--compression", default="none", help="Of gradients: a codec of the calibration.")
+@click.option(
+    "--latency",
+    type=LATENCY,
+    help="Latency of the network, one way, `50us`  [default: the calibration's].",
+)
+@click.option(
+    "--modes", "names", type=NAMES, default=",".join(MODES), help="Modes to predict, by commas."
+)
+@click.option(
+    "--compression", default="none", help="How gradients are sent: a codec of the calibration."
+)
 @click.option(
     "--wire",
     type=click.Choice(WIRES),
-    help="Of servers  [default: rpc; the map tries all measured].",
+    help="How servers exchange messages  [default: rpc; the map tries all that were measured].",
 )
 @click.option(
     "--batch-size",
     "-b",
     type=click.IntRange(1, 65536),
-    help="Of each worker  [default: the calibration's].",
+    help="Samples that each worker computes in a step  [default: the calibration's].",
 )
 @click.option(
     "--placement",
     type=PLACEMENT,
     default="dedicated",
-    help="Servers' hosts: of their own, or the workers'.",
+    help="Where servers are: on hosts that have only servers, or on the workers' hosts.",
 )
-@click.option("--cores", type=CORES, help="Of each host  [default: the calibration's].")
-@click.option("--threads", type=THREADS, help="Of a worker  [default: its share of the cores].")
+@click.option("--cores", type=CORES, help="Cores of each host  [default: the calibration's].")
+@click.option(
+    "--threads", type=THREADS, help="Threads of a worker  [default: its share of the cores]."
+)
 @click.option(
     "--gpus-per-host", type=GPUS_PER_HOST, help="Workers on a host  [default: the calibration's]."
 )
 @click.option(
-    "--local-steps", type=Counts(), default="1", help="Of a worker, from an exchange to the next."
+    "--local-steps",
+    type=Counts(),
+    default="1",
+    help="Steps of a worker from one exchange to the next.",
 )
-@click.option("--staleness", type=click.IntRange(0, 1000), default=2, help="Bound of ps-ssp.")
 @click.option(
-    "--slow", type=SlowRules(), default="none", help="`1:4x`, `random:6x:p=0.1`, joined by `+`."
+    "--staleness",
+    type=click.IntRange(0, 1000),
+    default=2,
+    help="In ps-ssp: how many steps a worker may be ahead of the slowest.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Of what is drawn.")
+@click.option(
+    "--slow",
+    type=SlowRules(),
+    default="none",
+    help="Slow workers: `1:4x`, `random:6x:p=0.1`, joined by `+`.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="Seed of all random draws."
+)
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 @click.option(
     "--plot", type=NEW_FILE, help="Draw samples/s over workers and who wins where, as SVG."
 )
 @click.option(
-    "--hosts", type=click.IntRange(2, 1024), help="Not --workers, --servers: the best use of these."
+    "--hosts",
+    type=click.IntRange(2, 1024),
+    help="Find the best use of so many hosts, in place of --workers and --servers.",
 )
 @click.option(
     "--price-host",
     type=Real(0, 1e6, True),
     default=1.0,
-    help="Of a worker's host, an hour, for --hosts.",
+    help="With --hosts: the price of a worker's host for an hour.",
 )
 @click.option(
-    "--price-server", type=Real(0, 1e6), help="Of a server's host; 0: free  [default: the same]."
+    "--price-server",
+    type=Real(0, 1e6),
+    help="With --hosts: the price of a server's host for an hour; 0 is free  [default: the same].",
 )
 @click.option(
     "--to-target",
     type=FOLDER,
-    help="Also the time to the target that trainings of this comparison reached. Workers share its "
-    "global batch, unless --batch-size is given.",
+    help="Also predict the time to a target, by the trainings of this comparison that reached it. "
+    "Workers share the comparison's global batch, unless --batch-size is given.",
 )
 def predict(
     calibration: Path,
@@ -388,15 +423,20 @@ def _loaded(
 @click.argument("calibration", type=FILE)
 @click.option("--workers", "-n", type=Counts(), default="4", help="`2,8`; `1-64` is 1, 2, 4 … 64.")
 @click.option(
-    "--servers", "-s", type=Counts(equal=True), default="equal", help="On workers' hosts."
+    "--servers", "-s", type=Counts(equal=True), default="equal", help="Servers, on workers' hosts."
 )
 @click.option("--modes", "names", type=NAMES, default="allreduce,ps-sync")
-@click.option("--local-steps", type=Counts(), default="1,16", help="From an exchange to the next.")
+@click.option(
+    "--local-steps",
+    type=Counts(),
+    default="1,16",
+    help="Steps of a worker from one exchange to the next.",
+)
 @click.option(
     "--efficiency",
     type=SHARE,
     default=0.8,
-    help="Of what as many workers would do that never wait.",
+    help="Share of the samples/s that the same workers would reach if they never waited.",
 )
 @click.option("--json", "file", type=NEW_FILE, help="Write all rows to this file.")
 def needs(

@@ -161,14 +161,19 @@ def test_who_does_not_always_reach_the_target_is_not_ahead_and_next_trains_longe
     assert said.word == UNKNOWN and said.data["speed"]["ci_high"] is None
     assert said.because.startswith("servers ahead, ")
     assert said.because.endswith("trainings ended without the target, and longer ones would tell")
-    assert "--decide-by time-to-target " in said.next and f"--epochs {4 * DEFAULT_EPOCHS}" in said.next
+    assert (
+        "--decide-by time-to-target " in said.next and f"--epochs {4 * DEFAULT_EPOCHS}" in said.next
+    )
     assert "--stop-at-target" not in said.next
 
 
 def test_where_nobody_reaches_the_target_nothing_is_known_and_next_trains_longer():
     said = decide(trainings(RING2, 130, 50), trainings(SERVED, 100, 50), trainings(ONE, 50, 50))
     assert said.word == UNKNOWN and "there is no pair of trainings" in said.because
-    assert f"--epochs {4 * DEFAULT_EPOCHS}" in said.next and said.data["by_speed"]["answer"] == RING_WINS
+    assert (
+        f"--epochs {4 * DEFAULT_EPOCHS}" in said.next
+        and said.data["by_speed"]["answer"] == RING_WINS
+    )
 
 
 def test_a_few_repeats_say_nothing_and_next_makes_them_by_time():

@@ -75,7 +75,7 @@ class RunConfig:
     )
     skip_bad: bool = option(
         False,
-        "Leave damaged images out: all are looked at before training, once a host.",
+        "Leave damaged images out: all images are checked before training, once on each host.",
         bool,
     )
     label: str = option(
@@ -145,8 +145,8 @@ class RunConfig:
     )
     compile: bool = option(
         False,
-        "Compile the model first, a minute or more, for faster steps. Servers wait for all of "
-        "backward.",
+        "Compile the model first, a minute or more, for faster steps. The next forward then waits "
+        "for all weights: --wait-for layer has no effect.",
         bool,
     )
     epochs: int = option(
@@ -174,16 +174,16 @@ class RunConfig:
     )
     lr_around: float = option(
         0.0,
-        "Set by `compare` where it has looked for --lr: the rate around which it did. A report lets "
-        "learning rates differ where all were found so.",
+        "Set by `compare` where it has looked for --lr: the rate around which it looked. Runs with "
+        "different learning rates are compared only if all of them were found in this way.",
         WordOr("none", 0.0, click.FloatRange(0, min_open=True)),
     )
     lr_trainings: int = option(
-        0, "Set by `compare`: how many trainings were spent on that.", click.IntRange(0)
+        0, "Set by `compare`: how many trainings looked for --lr.", click.IntRange(0)
     )
     looked_for: str = option(
         "",
-        "Set by `compare`: the other options that it has looked for too.",
+        "Set by `compare`: the other options that it has looked for beside --lr.",
         WordOr("none", "", click.STRING),
     )
     lr_scaling: str = option(
@@ -209,22 +209,25 @@ class RunConfig:
         click.FloatRange(0, 1, True),
     )
     warmup: int = option(
-        0, "Steps in which the learning rate rises evenly to what it is then.", click.IntRange(0)
+        0,
+        "Steps in which the learning rate rises evenly to the schedule's value.",
+        click.IntRange(0),
     )
     momentum: float = option(0.9, "Momentum of sgd.", click.FloatRange(0, 1, False, True))
     nesterov: bool = option(False, "Nesterov's momentum for sgd.", bool)
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
         "softsync",
-        "In ps-async and ps-ssp: `softsync` makes a step of the mean of N pushes, whoever made "
-        "them; `mean` of each push, with 1/N of the learning rate; `none` with all of it, as "
-        "MXNet does. With --local-steps `softsync` is `mean`.",
+        "In ps-async and ps-ssp, how a push counts: `softsync`: the mean of N pushes, whichever "
+        "workers made them, is one step; `mean`: each push is a step, with 1/N of the learning "
+        "rate; `none`: each push is a step with all of it, as in MXNet. With --local-steps "
+        "`softsync` is `mean`.",
         click.Choice(["softsync", "mean", "none"]),
     )
     look_ahead: float = option(
         1.0,
-        "In ps-async and ps-ssp with softsync: workers are sent the weights as they will be after "
-        "so many steps like the last one, when their gradients count; 0: as they are.",
+        "In ps-async and ps-ssp with softsync: servers send the weights as so many more steps like "
+        "the last one would make them, because gradients count later; 0: as they are.",
         click.FloatRange(0, 4),
     )
     staleness: int = option(
@@ -240,65 +243,67 @@ class RunConfig:
     )
     staleness_lr: bool = option(
         False,
-        "With --push-scale none: divide the learning rate of a push by its staleness, some N - 1.",
+        "With --push-scale none: divide the learning rate of a push by its staleness, about N - 1.",
         bool,
     )
     backup: int = option(
         0,
-        "In ps-sync: backup workers, whose number of pushes a step does not wait for; those that "
-        "come late are dropped.",
+        "In ps-sync: the number of backup workers. A step does not wait for the last so many "
+        "pushes, and drops them.",
         click.IntRange(0),
     )
     shares: str = option(
         "auto",
         "How a global batch is shared out: `equal`, the same to each worker; `measured`, in "
-        "lockstep: by how fast each computes, every second or so anew, for workers that stay "
-        "slower than others; `leased`, in ps-async and ps-ssp: a worker takes its next share when "
-        "it is ready. `auto` leases where it can, else is equal.",
+        "lockstep: in proportion to each worker's speed, measured about every second, for workers "
+        "that stay slower than others; `leased`, in ps-async and ps-ssp: a worker takes its next "
+        "share when it is ready. `auto` is leased where that is possible, else equal.",
         click.Choice(["auto", "equal", "measured", "leased"]),
     )
     wait_for: str = option(
         "auto",
-        "What waits for the weights that a step makes: `layer`, in the next forward each layer "
-        "for its own, so that the last of them travel while the first compute; `step`, the end of "
-        "the step for all. `auto` is layer with servers, step in a ring.",
+        "What waits for the weights that a step makes: `layer`: in the next forward each layer "
+        "waits for its weights, so that the others travel while it computes; `step`: the next "
+        "forward begins when all weights are there. `auto` is layer with servers, step in a ring.",
         click.Choice(["auto", "layer", "step"]),
     )
     local_steps: int = option(
         0,
-        "Each worker takes so many steps with an optimizer of its own before it sends what they "
-        "came to, Δ, which an outer optimizer takes as a gradient (local SGD, DiLoCo). "
-        "--batch-size is that of a step of all workers.",
+        "Each worker takes so many steps with a local optimizer between two exchanges. Then it "
+        "sends the difference of the weights, Δ, which an outer optimizer takes as a gradient "
+        "(local SGD, DiLoCo). --batch-size is the global batch of one step.",
         WordOr("none", 0, click.IntRange(0, 10**6)),
     )
     fragments: int = option(
         1,
-        "With --local-steps H in lockstep: the weights are cut into so many fragments, of which "
-        "one is exchanged every H/F steps, while workers go on for a step (Streaming DiLoCo): as "
-        "many bytes in all, a lower peak.",
+        "With --local-steps H in lockstep: the weights are cut into so many fragments, F. One is "
+        "exchanged every H/F steps, while workers take another step (Streaming DiLoCo). As many "
+        "bytes are sent in all, but fewer at once.",
         click.IntRange(1, 10**4),
     )
     outer: str = option(
         "nesterov",
-        "With --local-steps, the outer optimizer, one of {outer}: v ← βv + Δ, then "
-        "θ ← θ - η(Δ + βv); with `sgd` θ ← θ - ηv.",
+        "With --local-steps: the outer optimizer, one of {outer}. v ← βv + Δ, then with `nesterov` "
+        "θ ← θ - η(Δ + βv), with `sgd` θ ← θ - ηv.",
         str,
     )
     outer_lr: float = option(
         0.0,
-        "With --local-steps: η. `auto` is 1, and 0.7 where β is 0.5 or more.",
+        "With --local-steps: the outer learning rate η. `auto` is 1, and 0.7 where β is 0.5 or "
+        "more.",
         WordOr("auto", 0.0, click.FloatRange(0, 10, True)),
     )
     outer_momentum: float = option(
         -1.0,
-        "With --local-steps: β. `auto` is 0 below 4 workers, 0.2 below 8, 0.5 below 16, then 0.6. "
-        "The first step of nesterov is (1 + β)ηΔ: do not compare β at the same η.",
+        "With --local-steps: the outer momentum β. `auto` is 0 below 4 workers, 0.2 below 8, 0.5 "
+        "below 16, then 0.6. The first step of nesterov is (1 + β)ηΔ: do not compare β at the same "
+        "η.",
         WordOr("auto", -1.0, click.FloatRange(0, 1, False, True)),
     )
     compression: str = option(
         "none",
         "How gradients are sent: {compression}. In allreduce none or fp16, in ddp none or "
-        "powersgd. What codecs of fewer than 16 bits leave out of a push goes into the next.",
+        "powersgd. What codecs of fewer than 16 bits leave out of a push is added to the next.",
         str,
     )
     wire: str = option(
@@ -315,7 +320,8 @@ class RunConfig:
     )
     bucket_mb: float = option(
         4.0,
-        "MiB of weights that travel as one message to or from a server.",
+        "MiB of weights in a bucket. A bucket is one message to or from a server; in a ring it is "
+        "averaged as one.",
         click.FloatRange(0, 32, True),
     )
     record: bool = option(
@@ -380,24 +386,23 @@ class RunConfig:
     )
     snapshot_every: str = option(
         "epoch",
-        "When to save all that --resume needs, as SIGTERM does: `epoch`, `never` or 10m, say.",
+        "When to save a snapshot for --resume: after each `epoch`, `never`, or every 10m, say. A "
+        "SIGTERM saves one too.",
         SnapshotEvery(),
     )
     keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))
     trace: bool = option(
-        False, "Write what every rank did when to trace.pftrace, which the Perfetto UI opens.", bool
+        False, "Write a timeline of every rank to trace.pftrace, which the Perfetto UI opens.", bool
     )
     trace_steps: str = option(
         "all", "With --trace: the first and the last step to write down, as 100-150.", str
     )
     log_every: int = option(
         0,
-        "Tell samples/s and accuracy every so many steps too.",
+        "Print samples/s and accuracy every so many steps too.",
         WordOr("never", 0, click.IntRange(0)),
     )
-    timeout: float = option(
-        300.0, "Give up when another rank has been silent for so long.", DURATION
-    )
+    timeout: float = option(300.0, "A rank is lost when it has been silent for so long.", DURATION)
     script: str = option(
         "",
         "Your own training script in place of our loop: FILE.py, which calls hvdtrain.init and "

@@ -465,6 +465,7 @@ class Exchange:
         try:
             with self._changed:
                 self.queues[lane.bucket.server].answered(lane.number)
+            # There is room for another bucket, which travels while this one is written.
             self._send()
             lane.take(answer)
             self.on_answered(lane, came, self._bytes_under_way())

@@ -1,5 +1,7 @@
 """Parameter server, asynchronous: pushes are taken as they come, and nobody waits; staleness is
 unbounded.
+
+The policy is that of ps_ssp, without a limit on how far a worker may be ahead.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ waits.
 Every answer has the current weights (eager pulls), and only the distance between workers is
 bounded. This is the bounded delay of Li et al. (OSDI 2014). In Ho et al.'s SSP (NIPS 2013) a worker
 reads its cache as long as the cache is within the bound. That saves less waiting than it costs in
-samples: ps/README.md has figures.
+samples: tests/benchmarks/README.md has figures.
 """
 
 from __future__ import annotations

@@ -38,10 +38,13 @@ LEFT_OUT = "compression.left_out"
 
 
 class PushPull(LeasingCarrier):
-    """Pushes gradients to the servers as backward computes them, and pulls weights layer by layer.
+    """Pushes gradients to the servers as backward computes them, and gets new weights back.
 
-    The next forward waits for a layer's weights where it needs them; between backward and forward
-    there is nothing to wait for. The optimizer runs on the servers.
+    The answer to a push has the bucket's new weights. In the next forward each layer waits for its
+    weights, or with --wait-for step `begin` waits for all. The optimizer runs on the servers.
+
+    Without a push, weights are pulled at the start, and in asynchronous modes before evaluations
+    and snapshots: see `refresh`.
 
     Args:
         job: the job as this rank knows it.

@@ -305,7 +305,7 @@ class Ring(BucketCarrier):
 
     exchange: Exchange
     only_averages = False
-    _completes = False
+    _completes = False  # whether the thread that waits takes the results: see Collectives.complete
 
     def __init__(
         self, job: Job, group: Group, backend: str, make_lane: Callable[..., RingLane]
@@ -429,6 +429,7 @@ class Ring(BucketCarrier):
         self.exchange.begin(lr)
 
     def wait(self) -> None:
+        """Waits for all weights; with --wait-for layer the layers of the next forward wait."""
         self.exchange.end_backward()
         if not self.waits_for_layers:
             self.refresh()

@@ -120,18 +120,19 @@ class ScriptJob:
         self._loaded: dict[str, Any] | None = None
 
     def prepare(self, *models_and_optimizer: Any) -> tuple[Any, ...]:
-        """Makes models and their optimizer the job's, and returns both, in the same order.
+        """Connects models and their optimizer to the job, and returns both, in the same order.
 
-        All workers then have the first worker's weights and buffers. Models and optimizer are the
-        same objects; the optimizer's `step` takes the step of all workers, and it has a method
-        `synchronize`.
+        All workers then have the first worker's weights and buffers. The returned objects are the
+        ones that were passed. The optimizer's `step` now takes the step of all workers, and it has
+        a new method `synchronize`.
 
         Args:
             models_and_optimizer: one or more models on `device`, then one optimizer of
                 torch.optim: SGD, Adam or AdamW.
 
         Raises:
-            Failure: it was called before, or the models or the optimizer cannot be trained here.
+            Failure: `prepare` was called before, or the models or the optimizer cannot be trained
+                here.
         """
         if self._handed_in:
             raise Failure("prepare was called twice: it takes several models and one optimizer")
@@ -159,12 +160,13 @@ class ScriptJob:
     def sampler(self, dataset: Sized, shuffle: bool = True) -> WorkerSampler:
         """Returns a sampler of this worker's samples, for a DataLoader.
 
-        Its batches are parts of those that one process would have with the same sampler. All
-        workers have equally many samples; up to `size` - 1 samples of an epoch are left out.
+        Each batch is a part of a batch that one process would have with the same sampler. All
+        workers have equally many samples. Up to `size` - 1 samples of an epoch are left out.
 
         Args:
-            dataset: has a length.
-            shuffle: in an order that depends on `seed` and the epoch; False: as they are.
+            dataset: the data set. Only its length is used.
+            shuffle: whether the order is random, by `seed` and the epoch; False: samples come in
+                the data set's order.
         """
         sampler = WorkerSampler(dataset, self.rank, self.size, self.seed, shuffle)
         if self._session:
@@ -177,9 +179,9 @@ class ScriptJob:
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Sends nothing after the forward and backward passes in the block.
+        """Accumulates gradients: sends nothing after the forward and backward passes in the block.
 
-        The gradients are added to those of the pass that follows outside of it.
+        The gradients are added to the gradients of the next pass outside of the block.
         """
         if self._session:
             self._session.set_accumulating(True)
@@ -241,14 +243,14 @@ class ScriptJob:
             self._session.refresh()
 
     def report(self, **figures: float) -> None:
-        """Takes what the training has come to, for summary.json and comparisons.
+        """Records the quality of the model now, for summary.json and comparisons.
 
         All workers call this, with the same figures. With --stop-at-target, as in a comparison by
-        the time to the target, it blocks until all have, and ends the script where the first
-        worker's figure reaches the target.
+        the time to the target, it blocks until all workers have called it. It ends the script if
+        the first worker's figure reaches the target.
 
         Args:
-            figures: `accuracy`, from 0 to 1, of which more is better, or `loss`, of which less is.
+            figures: `accuracy`, from 0 to 1 (more is better), or `loss` (less is better).
 
         Raises:
             Failure: a figure has another name, or is not within its bounds.
@@ -266,13 +268,13 @@ class ScriptJob:
             self._session.report({name: float(value) for name, value in figures.items()})
 
     def save(self, path: str, **also: Any) -> None:
-        """Saves models and optimizer, wherever its state lies, for `load`.
+        """Saves models and optimizer for `load`, also where servers have the optimizer's state.
 
         All workers call this together; the first one writes.
 
         Args:
             path: the file.
-            also: what else `load` is to return: numbers, text, lists, dicts and tensors.
+            also: values that `load` returns: numbers, text, lists, dicts and tensors.
 
         Raises:
             Failure: nothing was prepared yet.
@@ -292,12 +294,12 @@ class ScriptJob:
         self.barrier()
 
     def load(self, path: str) -> dict[str, Any]:
-        """Has `prepare` go on with what `save` saved, in any mode and with any number of workers.
+        """Loads what `save` saved; `prepare` then goes on from there.
 
-        All workers call this, before `prepare`.
+        The mode and the number of workers may differ. All workers call this, before `prepare`.
 
         Returns:
-            What `save` was given beside the path.
+            The values that `save` was given as `also`.
 
         Raises:
             Failure: `prepare` was called already.
@@ -308,9 +310,9 @@ class ScriptJob:
         return dict(self._loaded["also"])
 
     def finish(self) -> None:
-        """Ends training: all workers hold the newest weights, and nobody steps any more.
+        """Ends training: all workers get the newest weights, and no worker steps any more.
 
-        All workers call this together. Where a script does not, its end does.
+        All workers call this together. If a script does not, the end of the script calls it.
 
         Raises:
             Failure: in lockstep, workers have taken different numbers of steps.
