@@ -38,7 +38,7 @@ PROMISING = 3
 # For a side so many times as slow as another the calibration is not drawn: it does not win.
 HOPELESS = 4
 # The part of the model's error that a ring and servers share, and the part that each has alone:
-# README.md, "Checked on hosts …".
+# README.md, "How the simulation works".
 SHARED = 0.5
 OWN = 0.87
 # Draws of which one is the fastest.

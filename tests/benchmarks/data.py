@@ -1,15 +1,17 @@
 """Builders and loaders beside their peers, alternating in one run. Median and range over the
 repeats.
 
-python tests/benchmarks/data.py coil|slice|loader|decode [REPEATS] coil    7,200 PNGs of 128 x 128
-  from a zip into class folders, beside `unzip` and moving the files slice   resizing photographs on
-  one core and on all loader  images/s from a folder and packed, beside torchvision's ImageFolder
-  and Hugging Face's datasets, both with
-          torch's DataLoader and, where it is installed (`uv run --with spdl`, and FFmpeg's libraries), SPDL
-  decode  what threads that decode cost the step beside them, in each mode: images/s of a worker
-          while it does not wait for images, of which those that are flipped were decoded once, and
-          those that are cropped are each time. The workers sleep three quarters of the time they
-          compute, so that there are cores for both
+    python tests/benchmarks/data.py coil|slice|loader|decode [REPEATS]
+
+coil    7,200 PNGs of 128 x 128 from a zip into class folders, beside `unzip` and moving the files
+slice   resizing photographs on one core and on all
+loader  images/s from a folder and packed, beside torchvision's ImageFolder and Hugging Face's
+        datasets, both with torch's DataLoader and, where it is installed (`uv run --with spdl`, and
+        FFmpeg's libraries), SPDL
+decode  what threads that decode cost the step beside them, in each mode: images/s of a worker while
+        it does not wait for images, of which those that are flipped were decoded once, and those
+        that are cropped are each time. The workers sleep three quarters of the time they compute,
+        so that there are cores for both
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """What the first rank's store does for N ranks that train nothing, threads of this process, in a
 network of its own:
 
-unshare --net python tests/benchmarks/many_ranks.py 64 128 256
+    unshare --net python tests/benchmarks/many_ranks.py 64 128 256
 """
 
 import os

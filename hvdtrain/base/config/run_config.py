@@ -87,12 +87,13 @@ class RunConfig:
     validation: float = option(
         0.0,
         "Parquet files: the share of each class's training images to validate on, where there is "
-        "no part for that.",
+        "no validation part.",
         WordOr("none", 0.0, click.FloatRange(0, 0.9, True)),
     )
     image_size: int = option(
         0,
-        "Side in pixels, of VGGs from 32; `auto`: as most images, 32 to 224.",
+        "Side of the images in pixels; VGGs need at least 32. `auto`: the median of the images' "
+        "shorter sides, but at least 32 and at most 224.",
         WordOr("auto", 0, click.IntRange(0)),
     )
     model: str = option(
@@ -226,8 +227,8 @@ class RunConfig:
     )
     look_ahead: float = option(
         1.0,
-        "In ps-async and ps-ssp with softsync: servers send the weights as so many more steps like "
-        "the last one would make them, because gradients count later; 0: as they are.",
+        "In ps-async and ps-ssp with softsync: servers send the weights as they would be after so "
+        "many more steps like the last one, because gradients count later; 0: as they are.",
         click.FloatRange(0, 4),
     )
     staleness: int = option(
@@ -254,10 +255,11 @@ class RunConfig:
     )
     shares: str = option(
         "auto",
-        "How a global batch is shared out: `equal`, the same to each worker; `measured`, in "
-        "lockstep: in proportion to each worker's speed, measured about every second, for workers "
-        "that stay slower than others; `leased`, in ps-async and ps-ssp: a worker takes its next "
-        "share when it is ready. `auto` is leased where that is possible, else equal.",
+        "How a global batch is shared out: `equal`, the same to each worker; `measured`, in modes "
+        "whose workers take each step together (lockstep): in proportion to each worker's speed, "
+        "measured about every second, for workers that stay slower than others; `leased`, in "
+        "ps-async and ps-ssp: a worker takes its next share when it is ready. `auto` is leased where "
+        "that is possible, else equal.",
         click.Choice(["auto", "equal", "measured", "leased"]),
     )
     wait_for: str = option(
@@ -366,11 +368,14 @@ class RunConfig:
     )
     deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
     target_accuracy: float = option(
-        0.95, "Validation accuracy whose time is reported.", click.FloatRange(0, 1)
+        0.95,
+        "Validation accuracy to reach: the time until then is reported.",
+        click.FloatRange(0, 1),
     )
     target_loss: float = option(
         0.0,
-        "With --script: the loss that it reports whose time is reported, in place of an accuracy.",
+        "With --script, in place of an accuracy: the loss to reach, as the script reports it; the "
+        "time until then is reported.",
         WordOr("none", 0.0, click.FloatRange(0, min_open=True)),
     )
     stop_at_target: bool = option(

@@ -1,7 +1,7 @@
 """The parameter server: flat weights, cut over servers into buckets, and both ends of their way.
 
 A gradient's way: `buckets.exchange` (a parameter's gradient is ready, and completes a bucket) →
-`exchange` (its `PushLane` makes a Push) → the wire → `server` → `bucket` with its mode's policy →
+`push_exchange` (its `PushLane` makes a Push) → the wire → `server` → `bucket` with its mode's policy →
 FreshWeights, back the same way. `worker` is what a mode does on a worker, `push_trace` what --trace
 shows of pushes.
 
