@@ -55,14 +55,8 @@ from hvdtrain.comparing.grid import (
 )
 from hvdtrain.comparing.report_command import content_of, deciding_options, draw_report
 from hvdtrain.comparing.running import Comparison
-from hvdtrain.comparing.search import (
-    SPRINT_S,
-    Search,
-    on_equal_terms,
-    sides,
-    widen,
-    with_fewer_threads,
-)
+from hvdtrain.comparing.search import SPRINT_S, Search
+from hvdtrain.comparing.settings import on_equal_terms, sides, widen, with_fewer_threads
 from hvdtrain.launch.allocation import allocated_cores, hosts_or_here
 from hvdtrain.launch.forking import may_have_gpus
 from hvdtrain.launch.hosts import Host, host_options, launcher_option, secrets_option

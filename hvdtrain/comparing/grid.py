@@ -228,22 +228,30 @@ def plan(
     runs = _plan_grid(config, axes, hosts, launcher)
     if len(hosts) > 1:
         runs += _plan_grid(config, _rings_on_one_host(config, axes), hosts, launcher)
-    threads_by_run = [_threads_of_workers(run, cores) for run in runs]
-    threads_of_distributed: set[int] = set()
-    for run, threads in zip(runs, threads_by_run, strict=True):
-        if run.family != modes.ONE_MACHINE:
-            threads_of_distributed |= threads
-    least = min(threads_of_distributed, default=config.threads)
+    with_threads = [(run, _threads_of_workers(run, cores)) for run in runs]
+    least_threads = _least_threads(with_threads, config.threads)
     contenders = []
-    for run, threads in zip(runs, threads_by_run, strict=True):
+    for run, threads in with_threads:
         is_machine = run.family == modes.ONE_MACHINE
         is_one_process = is_machine and not run.one_machine
-        if scaling and is_one_process and 0 < least < min(threads):
-            contenders.append(dataclasses.replace(run.with_options(threads=least), variant=SCALING))
+        if scaling and is_one_process and 0 < least_threads < min(threads):
+            baseline = run.with_options(threads=least_threads)
+            contenders.append(dataclasses.replace(baseline, variant=SCALING))
         threads_of_all = min(threads) if len(threads) == 1 else 0
         device = device_alone if device_alone and is_machine else run.config.device
         contenders.append(run.with_options(threads=threads_of_all, device=device))
     return contenders
+
+
+def _least_threads(with_threads: Sequence[tuple[Planned, set[int]]], default: int) -> int:
+    """Returns the threads of the distributed worker that has least.
+
+    Args:
+        with_threads: the runs, each with the numbers of threads that its workers have.
+        default: what is returned if no run is distributed.
+    """
+    distributed = [threads for run, threads in with_threads if run.family != modes.ONE_MACHINE]
+    return min(itertools.chain.from_iterable(distributed), default=default)
 
 
 def _plan_grid(

@@ -19,8 +19,9 @@ from hvdtrain.comparing.forecast import expected_seconds, total_seconds
 from hvdtrain.comparing.grid import Planned, in_rounds
 from hvdtrain.comparing.progress import Progress
 from hvdtrain.comparing.rates import find_rates, groups, trials_of, with_found_rates
-from hvdtrain.comparing.search import Search, sides
+from hvdtrain.comparing.search import Search
 from hvdtrain.comparing.selection import contenders_to_repeat, contenders_to_train
+from hvdtrain.comparing.settings import sides
 from hvdtrain.launch.forking import can_be_forked, fork_server
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import TrainingJob, prepare

@@ -13,20 +13,14 @@ over a slow link a sprint takes long. `compare --tune 10m` is the long search: i
 and more rounds.
 """
 
-import contextlib
-import dataclasses
 import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdtrain.base import modes
-from hvdtrain.base.config.option_types import EQUAL
-from hvdtrain.base.config.run_config import RunConfig
-from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import with_noun
 from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.elimination import (
@@ -37,8 +31,8 @@ from hvdtrain.comparing.elimination import (
     pooled_spread,
 )
 from hvdtrain.comparing.forecast import expected_seconds, total_seconds
-from hvdtrain.comparing.grid import SCALING, SPANNED, Axes, Planned
-from hvdtrain.launch.hosts import Host
+from hvdtrain.comparing.grid import SPANNED, Planned
+from hvdtrain.comparing.settings import VARIED, is_distributed, machines_by_side, sides_by_task
 from hvdtrain.runs.read import grouped
 
 # The seconds of a search's sprint.
@@ -47,229 +41,11 @@ SPRINT_S = 1.0
 FAR_BEHIND = 0.7
 # If one machine does more than so many times the samples/s of every setting, one round is enough.
 PLAINLY_AHEAD = 2.0
-# Options that change no result, with the values that are tried. The default is the first.
-SPACE: Mapping[str, Sequence[Any]] = {
-    "wait_for": ("auto", "layer", "step"),
-    "bucket_mb": (4.0, 1.0, 16.0),
-    # All cores of a worker, or one left free for messages or a server.
-    "threads": (0, -1),
-}
-# A ring's other transport. The launcher's is MPI on this machine, and Gloo over hosts.
-TRANSPORT_HERE: Mapping[str, Sequence[Any]] = {"ring_transport": ("auto", "gloo")}
-TRANSPORT_OVER_HOSTS: Mapping[str, Sequence[Any]] = {"ring_transport": ("auto", "mpi")}
-# What settings differ in. What is likely to matter most is first.
-VARIED = (
-    "wire",
-    "ring_transport",
-    "mode",
-    "wait_for",
-    "servers",
-    "threads",
-    "bucket_mb",
-)
-
 # The settings of each side, by the side's name.
 Sides = Mapping[str, Sequence[Planned]]
 # Does sprints in a folder of that name. Returns the samples/s of each contender; a contender whose
 # sprint failed has 0 or is missing.
 RunSprints = Callable[[Sequence[Planned], str], Mapping[str, float]]
-
-
-# Which settings there are
-
-
-def widen(
-    axes: Axes,
-    plan_of: Callable[[Axes], list[Planned]],
-    hosts: Sequence[Host] = (),
-    given: Collection[str] = (),
-) -> list[Planned]:
-    """Returns contenders of everything that a side can be set to, as far as it was not given.
-
-    If a ring is compared, all rings are tried, which compute the same, and both transports. Besides
-    one server, as many servers as workers are tried; and so is SPACE.
-
-    Args:
-        axes: what was asked for.
-        plan_of: plans axes. If it refuses a value, since no model of this job could be trained so,
-            the option is not varied.
-        hosts: where runs go.
-        given: options on the command line. They are not varied, even if they are as by default.
-    """
-    contenders = plan_of(axes)
-    for change in _widenings(axes, hosts, given):
-        with contextlib.suppress(UsageError):
-            wider_axes = change(axes)
-            contenders = plan_of(wider_axes)
-            axes = wider_axes
-    return contenders
-
-
-def _widenings(
-    axes: Axes, hosts: Sequence[Host], given: Collection[str]
-) -> Iterator[Callable[[Axes], Axes]]:
-    """Yields each way to widen axes."""
-    rings = [name for name in modes.names() if modes.declared(name).family == modes.RING]
-    if "modes" not in given and any(name in rings for name in axes.modes):
-        yield partial(_with_modes, names=rings)
-    if "servers" not in given and list(axes.servers) == [1]:
-        yield _with_equal_servers
-    transports = TRANSPORT_OVER_HOSTS if hosts else TRANSPORT_HERE
-    # A launcher that was given decides over hosts.
-    if hosts and "launcher" in given:
-        transports = {}
-    for name, values in {**SPACE, **transports}.items():
-        usual = [getattr(RunConfig, name)]
-        if name not in given and list(axes.options.get(name, usual)) == usual:
-            yield partial(_with_values, name=name, values=values)
-
-
-def _with_modes(axes: Axes, names: Sequence[str]) -> Axes:
-    """Returns the axes with more modes."""
-    return dataclasses.replace(axes, modes=list(dict.fromkeys([*axes.modes, *names])))
-
-
-def _with_equal_servers(axes: Axes) -> Axes:
-    """Returns the axes with one server and with as many servers as workers."""
-    return dataclasses.replace(axes, servers=[1, EQUAL])
-
-
-def _with_values(axes: Axes, name: str, values: Sequence[Any]) -> Axes:
-    """Returns the axes with these values of an option. Contenders' names leave out the default."""
-    options = {**axes.options, name: values}
-    return dataclasses.replace(axes, options=options, unnamed={*axes.unnamed, name})
-
-
-def sides(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:
-    """Returns the distributed contenders by side: rings, and servers, of each task and size."""
-    distributed = [run for run in contenders if _is_distributed(run)]
-    return grouped(distributed, lambda run: run.side)
-
-
-def _sides_by_task(contenders: Sequence[Planned]) -> list[dict[str, list[Planned]]]:
-    """Returns the sides of each task and number of workers."""
-    by_task: dict[Hashable, dict[str, list[Planned]]] = {}
-    for side, settings in sides(contenders).items():
-        task = (settings[0].where, settings[0].workers)
-        by_task.setdefault(task, {})[side] = settings
-    return list(by_task.values())
-
-
-def _machines(contenders: Sequence[Planned]) -> dict[str, list[Planned]]:
-    """Returns the contenders that stand for one machine, by side. Each task has one such side."""
-    machines = []
-    for run in contenders:
-        if run.family == modes.ONE_MACHINE and run.variant != SCALING:
-            machines.append(run)
-    return grouped(machines, lambda run: run.side)
-
-
-def on_equal_terms(
-    requested: Sequence[Planned], wide: Sequence[Planned], most: int | None = None
-) -> list[Planned]:
-    """Returns the contenders that were asked for, and more that make both sides equal.
-
-    On each task, with as many workers, there are as many settings of rings as of servers, as far as
-    `wide` has so many.
-
-    Args:
-        requested: the contenders that were asked for.
-        wide: the contenders of widened axes. The settings that differ least from what was asked for
-            are taken first.
-        most: the most settings of a side in a long search, which draws settings by the seed.
-    """
-    extras = [dataclasses.replace(run, is_extra=True) for run in _others(requested, wide)]
-    extras.sort(key=lambda run: _distance(run, requested))
-    if most:
-        random.Random(requested[0].config.seed).shuffle(extras)
-    chosen = list(requested)
-    for sides_of_task in _sides_by_task(requested):
-        # In the short search there is nothing to make equal if there is one side.
-        if len(sides_of_task) < 2 and not most:
-            continue
-        extras_by_side = {
-            side: [run for run in extras if run.side == side] for side in sides_of_task
-        }
-        number = max(len(settings) for settings in sides_of_task.values())
-        if most:
-            available = [
-                len(settings) + len(extras_by_side[side])
-                for side, settings in sides_of_task.items()
-            ]
-            number = max(number, min(most, *available))
-        for side, settings in sides_of_task.items():
-            missing = max(0, number - len(settings))
-            chosen += extras_by_side[side][:missing]
-    return chosen
-
-
-def with_fewer_threads(contenders: Sequence[Planned], given: Collection[str] = ()) -> list[Planned]:
-    """Returns one process with half of its threads, with a quarter of them, and so on.
-
-    The threads of a small model wait for each other at each layer, so that fewer may be faster. One
-    process has no more settings than a side, so that all have an equal chance.
-
-    Args:
-        contenders: the contenders, on equal terms.
-        given: options on the command line. Threads that were given are not varied.
-    """
-    if "threads" in given:
-        return []
-    most = max((len(settings) for settings in sides(contenders).values()), default=1)
-    taken = {_what_it_does(run) for run in contenders}
-    extras = []
-    for run in contenders:
-        threads = run.config.threads
-        if not run.is_one_process or run.config.device == "cuda":
-            continue
-        for _ in range(most - 1):
-            threads //= 2
-            extra = run.with_options(threads=threads).with_variant(f"{run.variant}-t{threads}")
-            if threads and _what_it_does(extra) not in taken:
-                extras.append(dataclasses.replace(extra, is_extra=True))
-    return extras
-
-
-def _others(requested: Sequence[Planned], wide: Sequence[Planned]) -> list[Planned]:
-    """Returns the runs of `wide` that do something else than `requested` and than each other."""
-    names = {run.contender for run in requested}
-    seen = {_what_it_does(run) for run in requested}
-    others = []
-    for run in wide:
-        if run.contender in names or _says_default(run) or _what_it_does(run) in seen:
-            continue
-        seen.add(_what_it_does(run))
-        others.append(run)
-    return others
-
-
-def _what_it_does(run: Planned) -> Hashable:
-    return run.config, run.workers, run.hosts, run.launcher.name
-
-
-def _says_default(run: Planned) -> bool:
-    """Returns whether --wait-for names the mode's default, which `auto` stands for too."""
-    return run.config.wait_for in modes.declared(run.config.mode).wait_for[:1]
-
-
-def _distance(run: Planned, requested: Sequence[Planned]) -> tuple[int, list[int]]:
-    """Returns a key that sorts settings by how many options nobody asked for, and by which."""
-    differing = [
-        name
-        for name in ("wait_for", "bucket_mb", "ring_transport")
-        if getattr(run.config, name) != getattr(RunConfig, name)
-    ]
-    requested_threads = {other.config.threads for other in requested if other.side == run.side}
-    if run.config.threads not in requested_threads:
-        differing.append("threads")
-    for name in ("mode", "servers"):
-        requested_values = {getattr(other.config, name) for other in requested}
-        if getattr(run.config, name) not in requested_values:
-            differing.append(name)
-    return len(differing), sorted(VARIED.index(name) for name in differing)
-
-
-# How they are searched
 
 
 @dataclass(frozen=True)
@@ -312,13 +88,13 @@ class Search:
         sprints beside the settings that were not left out.
         """
         to_try: dict[str, list[Planned]] = {}
-        for sides_of_task in _sides_by_task(contenders):
+        for sides_of_task in sides_by_task(contenders):
             every = list(itertools.chain(*sides_of_task.values()))
             has_new = not all(map(state.was_tried, every))
             has_choice = any(len(settings) > 1 for settings in sides_of_task.values())
             if has_new and has_choice:
                 to_try |= _without_left_out(sides_of_task, state)
-        for side, machines in _machines(contenders).items():
+        for side, machines in machines_by_side(contenders).items():
             if len(machines) > 1 and not all(map(state.was_tried, machines)):
                 to_try |= _without_left_out({side: machines}, state)
         return to_try
@@ -366,7 +142,7 @@ class Search:
         to_try = self.settings_to_try(contenders, state)
         lines = []
         if to_try:
-            machines = list(itertools.chain(*_machines(contenders).values()))
+            machines = list(itertools.chain(*machines_by_side(contenders).values()))
             rounds = _RunningSearch(self, to_try, machines, state, run_sprints).run()
             numbers = [
                 f"{with_noun(len(settings), 'setting')} of {side}"
@@ -379,10 +155,6 @@ class Search:
             if why:
                 lines.append(f"left out: {run.contender}: {why}")
         return lines
-
-
-def _is_distributed(run: Planned) -> bool:
-    return run.family != modes.ONE_MACHINE
 
 
 def _without_left_out(settings_by_side: Sides, state: ComparisonState) -> dict[str, list[Planned]]:
@@ -544,7 +316,7 @@ class _RunningSearch:
         for machine in self.machines:
             speed = max(self.speeds[machine.contender], default=0.0)
             speed_of_machine[machine.where] = max(speed, speed_of_machine.get(machine.where, 0.0))
-        distributed = [run for run in itertools.chain(*self.left.values()) if _is_distributed(run)]
+        distributed = [run for run in itertools.chain(*self.left.values()) if is_distributed(run)]
         for where, settings in grouped(distributed, lambda run: run.where).items():
             fastest = max(self.speeds[run.contender][0] for run in settings)
             if speed_of_machine.get(where, 0.0) > PLAINLY_AHEAD * fastest:

@@ -314,24 +314,40 @@ class SimulatedServers(SimulatedJob):
         return piece.messages * transport.message_us * 1e-6 + size / 1e9 * crossing * s_per_gb
 
     def _carry(self, transfer: _Transfer, first_came: Then, all_came: Then) -> Process:
-        """Sends messages, and has them come over the links.
+        """Sends messages, and has them come: over the links, or at once within a host.
 
         Args:
+            transfer: the messages.
             first_came: called when the first message has come.
             all_came: called when all messages have come.
+        """
+        yield partial(transfer.io.do, transfer.send_s)
+        if transfer.source.remote_share(transfer.target):
+            all_sent = self._over_links(transfer, first_came, all_came)
+        else:
+            first_came()
+            all_sent = all_came
+        if transfer.rest_s is not None:
+            yield partial(transfer.io.do, transfer.rest_s)
+        all_sent()
+
+    def _over_links(self, transfer: _Transfer, first_came: Then, all_came: Then) -> Then:
+        """Has messages come over the links of both ends, each connection alone.
+
+        All have come when they have left the source, the target has taken them in, and the last
+        one was handed to the link.
+
+        Args:
+            transfer, first_came, all_came: see _carry.
+
+        Returns:
+            What is to be called when the last message was handed to the link.
         """
         loop = self.loop
         latency = self.scenario.latency_s
         source = transfer.source
         target = transfer.target
         remote = source.remote_share(target)
-        yield partial(transfer.io.do, transfer.send_s)
-        if not remote:
-            first_came()
-            if transfer.rest_s is not None:
-                yield partial(transfer.io.do, transfer.rest_s)
-            all_came()
-            return
         leaving_s = remote * transfer.size / transfer.outgoing / source.rate
         coming_s = remote * transfer.size / transfer.incoming / target.rate
         arrived = Join(transfer.outgoing + transfer.incoming + 1, all_came)
@@ -352,6 +368,4 @@ class SimulatedServers(SimulatedJob):
         for number in range(transfer.outgoing):
             connection = transfer.client, target, number
             source.up.take(connection, leaving_s, begins, through)
-        if transfer.rest_s is not None:
-            yield partial(transfer.io.do, transfer.rest_s)
-        loop.after(latency, arrived)
+        return partial(loop.after, latency, arrived)

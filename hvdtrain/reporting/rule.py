@@ -197,8 +197,7 @@ def repeats_needed(
     Returns:
         The number of repeats; None if no look would do.
     """
-    import numpy as np
-    from scipy.special import ndtr, stdtrit
+    from scipy.special import stdtrit
 
     if lead.n < 2:
         return LOOKS[0]
@@ -209,24 +208,37 @@ def repeats_needed(
     can_be_behind = lead.high < math.inf
     can_be_level = can_be_ahead and can_be_behind and not against_machine
     for number, n in enumerate(LOOKS, 1):
+        if n <= lead.n:
+            continue
         error = deviation / math.sqrt(n)
         half = error * float(stdtrit(n - 1, 1 - _error_of_look(number) / size / 2))
         # A mean beyond `outside` is a lead. A mean within `inside` is level. Between them is open.
         outside = max(least, half)
         inside = least - half
         behind = inside if against_machine else -outside
-        edges = np.array([outside, behind, inside, -inside])
-        below_outside, below_behind, below_inside, below_level = ndtr((edges - mean) / error)
         chance = 0.0
         if can_be_ahead:
-            chance += 1 - below_outside
+            chance += 1 - _chance_below(outside, mean, error)
         if can_be_behind:
-            chance += below_behind
+            chance += _chance_below(behind, mean, error)
         if can_be_level and inside > 0:
-            chance += below_inside - below_level
-        if n > lead.n and chance >= POWER:
+            chance += _chance_below(inside, mean, error) - _chance_below(-inside, mean, error)
+        if chance >= POWER:
             return n
     return None
+
+
+def _chance_below(edge: float, mean: float, error: float) -> float:
+    """Returns how probably an estimate lies below an edge.
+
+    Args:
+        edge: the edge.
+        mean: the mean of the estimate, which is normally distributed.
+        error: its standard deviation.
+    """
+    from scipy.special import ndtr
+
+    return float(ndtr((edge - mean) / error))
 
 
 def half_width_of_mean(values: Sequence[float], error: float) -> float:

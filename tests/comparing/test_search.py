@@ -16,15 +16,9 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.command import compare
 from hvdtrain.comparing.comparison_state import ComparisonState, conducted, tried_lines
 from hvdtrain.comparing.grid import Axes, plan
-from hvdtrain.comparing.search import (
-    SPRINT_S,
-    Search,
-    on_equal_terms,
-    sides,
-    widen,
-    with_fewer_threads,
-)
+from hvdtrain.comparing.search import SPRINT_S, Search
 from hvdtrain.comparing.selection import contenders_to_repeat
+from hvdtrain.comparing.settings import on_equal_terms, sides, widen, with_fewer_threads
 from hvdtrain.launch.hosts import parse_hosts
 
 OPTIONS = {

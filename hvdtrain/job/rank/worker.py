@@ -84,15 +84,7 @@ def train_as_worker(
     else:
         job = dataclasses.replace(job, device=device.take_gpu(job, sync.group))
         resumed = resume.share(job.folder, resumed, sync.group)
-    if resumed:
-        model.load_state_dict(resumed.weights)
-    module: Any = sync.prepare(model.to(job.device))
-    if config.compile:
-        # Static shapes: there are two or three, and each is compiled.
-        module = torch.compile(module, dynamic=False)
-    if resumed:
-        check_vectors(resumed.own.tensors, sum(p.numel() for p in trained(model)))
-        sync.restore(resumed.step, resumed.optimizer, resumed.own)
+    module = _prepare(job, model, sync, resumed)
     start = _start(job, resumed, arrival)
     side = image_side(config, data)
     if arrival:
@@ -120,11 +112,11 @@ def train_as_worker(
     recorder = Recorder(
         job.folder,
         world.rank,
-        world.is_chief and not config.sprint,
-        start.step,
-        start.tally,
-        start.joins,
-        not modes.declared(config.mode).lockstep,
+        is_chief=world.is_chief and not config.sprint,
+        after=start.step,
+        tally=start.tally,
+        appends=start.joins,
+        leased=not modes.declared(config.mode).lockstep,
     )
     slowdown = Slowdown(config.slow, world.worker, config.seed)
     slowdown.computed_s, slowdown.slept_s = start.slowed
@@ -144,6 +136,23 @@ def _connect(job: Job, arrival: Arrival | None) -> Synchroniser:
     else:
         sync = mode.connect(job)
     return sync
+
+
+def _prepare(job: Job, model: nn.Module, sync: Synchroniser, resumed: Snapshot | None) -> Any:
+    """Connects the model with the other workers, and returns what forward is called on.
+
+    Model and synchroniser take the state of the snapshot, if there is one.
+    """
+    if resumed:
+        model.load_state_dict(resumed.weights)
+    module: Any = sync.prepare(model.to(job.device))
+    if job.config.compile:
+        # Static shapes: there are two or three, and each is compiled.
+        module = torch.compile(module, dynamic=False)
+    if resumed:
+        check_vectors(resumed.own.tensors, sum(p.numel() for p in trained(model)))
+        sync.restore(resumed.step, resumed.optimizer, resumed.own)
+    return module
 
 
 def _start(job: Job, resumed: Snapshot | None, arrival: Arrival | None) -> Start:

@@ -110,40 +110,60 @@ def account(run: Run, timeline: Timeline) -> Account:
     means = timeline.means[:, [COMPUTED, WAITED]]
     computing, waited = np.average(means, axis=0, weights=timeline.rates).tolist()
     slowest = _waiting_for_slowest(run, timeline)
-    parts = dict.fromkeys(PARTS, 0.0) | {"computing": computing, "waiting_for_slowest": slowest}
-    left = max(0.0, waited - slowest)
-
-    server, queueing = _server(run)
-    causes = {
-        "wire": wire(run, timeline),
-        "server": server,
-        "messages": _messages(run, timeline),
-        "queueing": queueing,
-    }
-    known = dict.fromkeys(causes, 0.0)
-    unknown = {}
-    for name, seconds_or_why in causes.items():
-        if isinstance(seconds_or_why, str):
-            unknown[name] = seconds_or_why
-        else:
-            known[name] = seconds_or_why
-    # How far answers come behind pushes is an estimate: at most what was waited counts.
-    waited_beyond_wire = max(0.0, left - known["wire"])
-    known["wire"] += min(_answers_after_pushes(run, known["wire"]), waited_beyond_wire)
+    waited_otherwise = max(0.0, waited - slowest)
+    known, unknown = _causes(run, timeline, waited_otherwise)
     needed_s = {name: known[name] for name in COMMUNICATION}
     needed = sum(needed_s.values())
     if not needed and any(name in unknown for name in COMMUNICATION):
         unknown["lost_overlap"] = "what communication needs is not known"
 
-    cannot_hide = min(left, max(0.0, needed - _may_hide(run, timeline)))
-    left -= cannot_hide
-    parts["queueing"] = min(left, known["queueing"])
-    left -= parts["queueing"]
-    parts["lost_overlap"] = min(left, needed - cannot_hide)
-    parts["other_waiting"] = left - parts["lost_overlap"]
+    cannot_hide = min(waited_otherwise, max(0.0, needed - _may_hide(run, timeline)))
+    after_exposed = waited_otherwise - cannot_hide
+    queueing = min(after_exposed, known["queueing"])
+    after_queueing = after_exposed - queueing
+    lost_overlap = min(after_queueing, needed - cannot_hide)
+    parts = dict.fromkeys(PARTS, 0.0) | {
+        "computing": computing,
+        "waiting_for_slowest": slowest,
+        "queueing": queueing,
+        "lost_overlap": lost_overlap,
+        "other_waiting": after_queueing - lost_overlap,
+    }
     parts |= _in_order(cannot_hide, needed_s)
-    exposed_s = _in_order(cannot_hide + parts["lost_overlap"], needed_s)
+    exposed_s = _in_order(cannot_hide + lost_overlap, needed_s)
     return Account(sum(parts.values()), parts, unknown, needed_s, exposed_s)
+
+
+def _causes(
+    run: Run, timeline: Timeline, waited_s: float
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Returns the seconds of each cause of waiting, and why some of them are not known.
+
+    A cause that is not known has 0 seconds.
+
+    Args:
+        run: the run.
+        timeline: its steps.
+        waited_s: seconds of a mean step in which a worker waited, but not for slower workers.
+    """
+    server, queueing = _server(run)
+    found = {
+        "wire": wire(run, timeline),
+        "server": server,
+        "messages": _messages(run, timeline),
+        "queueing": queueing,
+    }
+    known = dict.fromkeys(found, 0.0)
+    unknown = {}
+    for name, seconds_or_why in found.items():
+        if isinstance(seconds_or_why, str):
+            unknown[name] = seconds_or_why
+        else:
+            known[name] = seconds_or_why
+    # How far answers come behind pushes is an estimate: at most what was waited counts.
+    waited_beyond_wire = max(0.0, waited_s - known["wire"])
+    known["wire"] += min(_answers_after_pushes(run, known["wire"]), waited_beyond_wire)
+    return known, unknown
 
 
 def _waiting_for_slowest(run: Run, timeline: Timeline) -> float:
