@@ -45,6 +45,7 @@ from hvdtrain.comparing.earlier import claimed, experiment, find_finished
 from hvdtrain.comparing.elimination import ROUNDS
 from hvdtrain.comparing.forecast import expected_seconds, forecast
 from hvdtrain.comparing.grid import (
+    LARGEST_SEED,
     SPANNED,
     Axes,
     Planned,
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
 RINGS_ON_ONE_HOST = (2, 4)
 # The most repeats of --until-sure if --repeats is not given.
 MOST_REPEATS = 20
+# How often contenders are repeated at most without --repeats, if that takes little time.
+MORE_REPEATS = LOOKS[2]
 # Options that give the length of a whole run.
 WHOLE = LENGTHS - {"sprint"}
 TITLES = {name: recipes.load("presets", name)["title"] for name in recipes.names("presets")}
@@ -158,7 +161,8 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     default=5,
     show_default="5, of whole runs 1 where speed decides",
     help="How often each contender is measured, each time with the next seed. An answer needs "
-    "five repeats.",
+    "five repeats. Without this option up to five more sprints of each follow where the answer is "
+    "not known, as long as they take less than 90 s.",
 )
 @click.option(
     "--trainings",
@@ -339,6 +343,9 @@ def compare(
         decided_by,
         looks_for_rates=looks_for_rates,
         given=given,
+        most_repeats=0
+        if until_sure or "repeats" in given
+        else _more_repeats(config.seed, sprint_s),
     )
     _note_crowds([] if gpus else crowded(requested, cores))
     if dry_run:
@@ -550,6 +557,15 @@ def _number_of_repeats(ctx: click.Context, repeats: int, until_sure: bool, once:
             f"--until-sure with --repeats {repeats}: no answer is known before {LOOKS[0]}"
         )
     return repeats
+
+
+def _more_repeats(seed: int, sprint_s: float) -> int:
+    """Returns how often contenders are repeated at most where the answer is not known.
+
+    Whole runs are not repeated more often than asked for. Each repeat has the next seed.
+    """
+    seeds = LARGEST_SEED - seed + 1
+    return MORE_REPEATS if sprint_s and seeds >= MORE_REPEATS else 0
 
 
 def _sprint_length(ctx: click.Context, options: dict[str, Any], decided_by: str) -> float:

@@ -34,6 +34,9 @@ from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.folder import has_full_disk
 from hvdtrain.runs.read import Run, load_run
 
+# The seconds that repeats may take which nobody asked for: see Comparison.most_repeats.
+MORE_S = 90.0
+
 
 def reach_answers(
     runs: Iterable[Run], margins: Margins, decided_by: str = BY_SPEED
@@ -53,13 +56,15 @@ class Comparison:
         earlier: the finished runs of the folder, see earlier.find_finished. They stay as they are.
         state: of the same folder.
         sprint_s: how long a sprint lasts; 0 if all runs are whole runs.
-        repeats: how often each contender is repeated at most.
+        repeats: how often each contender is repeated.
         number_of_trainings: how many whole runs of each mathematics follow the sprints; None for
             one, and a second if the answer hangs on it.
         search: leaves out some contenders first; None if all are repeated.
         decided_by: what decides: see Conduct.
         looks_for_rates: whether the learning rate of each mathematics is looked for first.
         given: options on the command line, which that search does not vary.
+        most_repeats: how often each contender is repeated at most, where the answer is not known
+            after `repeats` and more repeats take less than MORE_S. 0: `repeats`.
 
     Attributes:
         number_of_trainings: how many whole runs of each mathematics there are.
@@ -80,12 +85,14 @@ class Comparison:
         decided_by: str = BY_SPEED,
         looks_for_rates: bool = False,
         given: Collection[str] = (),
+        most_repeats: int = 0,
     ) -> None:
         self.folder = folder
         self.contenders = with_found_rates(contenders, state) if looks_for_rates else contenders
         self.state = state
         self.sprint_s = sprint_s
         self.repeats = repeats
+        self.most_repeats = max(repeats, most_repeats)
         self.number_of_trainings = 1 if number_of_trainings is None else number_of_trainings
         self.may_train_again = number_of_trainings is None
         self.search = search
@@ -106,7 +113,7 @@ class Comparison:
     def runs(self) -> list[Planned]:
         """Returns all runs, also finished ones, as far as they are known."""
         contenders = self._expected_contenders()
-        repeats = itertools.chain(*self._rounds(contenders))
+        repeats = itertools.chain(*self._rounds(contenders, self.repeats))
         whole_runs = self._whole_runs(contenders, range(1, self.number_of_trainings + 1))
         return [*repeats, *whole_runs]
 
@@ -142,11 +149,11 @@ class Comparison:
         contenders = contenders_to_repeat(self.contenders, self.state)
         return self.search.expected_to_stay(contenders, self.state) if self.search else contenders
 
-    def _rounds(self, contenders: Sequence[Planned]) -> list[list[Planned]]:
+    def _rounds(self, contenders: Sequence[Planned], repeats: int) -> list[list[Planned]]:
         """Returns the runs of each repeat."""
         if self.sprint_s:
             contenders = [run.sprint(self.sprint_s) for run in contenders]
-        return in_rounds(contenders, self.repeats)
+        return in_rounds(contenders, repeats)
 
     def _whole_runs(self, contenders: Sequence[Planned], numbers: Iterable[int]) -> list[Planned]:
         """Returns the whole runs with these numbers, which follow the sprints."""
@@ -159,7 +166,7 @@ class Comparison:
     def _all_possible_runs(self) -> list[Planned]:
         """Returns each run that there may be, whatever the search decides."""
         numbers = range(1, self.number_of_trainings + self.may_train_again + 1)
-        runs = list(itertools.chain(*self._rounds(self.contenders)))
+        runs = list(itertools.chain(*self._rounds(self.contenders, self.most_repeats)))
         for run in self.contenders:
             whole_run = dataclasses.replace(run, after_sprints=True)
             runs += [whole_run.as_repeat(number) for number in numbers]
@@ -252,7 +259,7 @@ class Comparison:
     def _run_repeats(self, margins: Margins, until_sure: bool) -> None:
         """Does the repeats and, after as many as an answer needs, the whole runs."""
         contenders = contenders_to_repeat(self.contenders, self.state)
-        for number, runs in enumerate(self._rounds(contenders), 1):
+        for number, runs in enumerate(self._rounds(contenders, self.repeats), 1):
             self._do_undisturbed(runs, most=len(contenders) * self.repeats)
             if number == min(LOOKS[0], self.repeats):
                 self._do(self._whole_runs(contenders, range(1, self.number_of_trainings + 1)))
@@ -261,6 +268,27 @@ class Comparison:
             if why_enough and until_sure and number < self.repeats:
                 self.console.print(f"{why_enough} after {number} repeats")
                 break
+        self._repeat_more(contenders, margins)
+
+    def _repeat_more(self, contenders: Sequence[Planned], margins: Margins) -> None:
+        """Repeats up to the next looks, until the answer is known or MORE_S are spent."""
+        began = time.monotonic()
+        for look in LOOKS:
+            if not self.repeats < look <= self.most_repeats:
+                continue
+            if self.progress.failed or self._why_enough(margins):
+                return
+            rounds = self._rounds(contenders, look)[self.repeats :]
+            takes_s = total_seconds([*itertools.chain(*rounds)], self.state)
+            if time.monotonic() - began + takes_s > MORE_S:
+                return
+            self.console.print(
+                f"the answer is not known after {with_noun(self.repeats, 'repeat')}: "
+                f"{len(rounds)} more follow"
+            )
+            self.repeats = look
+            for runs in rounds:
+                self._do_undisturbed(runs, most=len(contenders) * look)
 
     def _why_enough(self, margins: Margins) -> str:
         """Looks at the answers so far. If one hangs on a second training, that is done first.

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -266,6 +267,7 @@ def made_by(
     contenders = plan(RunConfig(), Axes(modes.split(","), options={"wire": ["rpc", "zmq"]}))
     state = ComparisonState(tmp_path)
     repeats, wholes = more.pop("repeats", 5), more.pop("trainings", 1)
+    most_repeats = more.pop("most_repeats", 0)
     job = Comparison(
         tmp_path,
         contenders,
@@ -275,6 +277,7 @@ def made_by(
         repeats,
         wholes,
         Search(before_whole_runs=not sprint_s),
+        most_repeats=most_repeats,
     )
     assert job.run({}, until_sure=until_sure) == []
     return made
@@ -367,6 +370,30 @@ def test_repeats_end_after_the_look_at_which_the_answer_is_known(
         tmp_path, monkeypatch, SPEEDS, modes, 0.0, answers, True, repeats=10, trainings=0
     )
     assert len(made) == done and not any("-t-" in name for _, name in made)
+
+
+@pytest.mark.parametrize(
+    ("modes", "known_at", "repeats"),
+    [
+        ("single,ps-sync", 5, 5),
+        ("single,ps-sync", 7, 7),
+        ("single,ps-sync", 99, 10),
+        # Runs take 9 s: three repeats more of four contenders would take too long.
+        ("single,allreduce,ps-sync,ps-async", 99, 7),
+    ],
+)
+def test_where_the_answer_is_not_known_more_repeats_follow_that_take_little_time(
+    modes, known_at, repeats, tmp_path, monkeypatch
+):
+    def answers(made):
+        is_known = any(name.endswith(f"-r{known_at}") for _, name in made)
+        return [answer(RING_WINS if is_known else UNKNOWN)]
+
+    made = made_by(
+        tmp_path, monkeypatch, SPEEDS, modes, answers=answers, trainings=0, most_repeats=10
+    )
+    sprints = Counter(name.rsplit("-r", 1)[0] for place, name in made if place == "runs")
+    assert set(sprints.values()) == {repeats}
 
 
 def test_one_contender_alone_does_not_keep_until_sure_going(tmp_path, monkeypatch, capsys):
