@@ -35,3 +35,8 @@ endforeach()
 
 set(Pytorch_CXX11 TRUE)  # torch's wheels have had the new ABI alone since 2.6
 set(Pytorch_COMPILE_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=1")
+
+# Horovod's library is defined after this. Eight of its sources are compiled as one: most of the
+# time of each goes into the headers of torch and Horovod, which they share.
+set(CMAKE_UNITY_BUILD ON)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
