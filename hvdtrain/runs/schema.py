@@ -297,8 +297,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     peak_rss_mb: Figure | None = None
     samples_digest: str | None = None
     step_seconds: dict[str, Figure] = {}
-    # Of a step, the mean over the workers: see Step. None where it is not known.
-    computing_cpu_s: Figure | None = None
+    # Processor seconds of a worker's main thread in forward and backward of a step, the mean.
+    computing_cpu_seconds: Figure | None = None
     # Percentiles of a worker's steps, without the `skipped` first ones.
     step_time: dict[str, Figure | None] = {}
     processes: list[Process] = []
@@ -318,8 +318,6 @@ class Step(Struct, frozen=True, kw_only=True):
         loss: None for a step without samples.
         hidden_optimizer_seconds: time of the optimizer beside computing, which is no part of the
             step's time.
-        computing_cpu_s: processor seconds of the worker's main thread in forward and backward; 0
-            where they are not known.
         shares: how many shares of the step's global batch the worker had, if shares are leased;
             else 1.
     """
@@ -337,7 +335,6 @@ class Step(Struct, frozen=True, kw_only=True):
     lease_s: Figure = 0.0
     metrics_s: Figure = 0.0
     hidden_optimizer_seconds: Figure = 0.0
-    computing_cpu_s: Figure = 0.0
     staleness: Figure | None = None
     shares: Annotated[int, Meta(ge=0, le=10**4)] = 1
 

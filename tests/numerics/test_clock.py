@@ -51,13 +51,13 @@ def test_processor_time_of_computing_leaves_out_what_is_not_computing():
         clock.mark_last_gradient("backward")
         clock.mark("comm")
         clock.mark("optimizer")
-        assert clock.computing_cpu_s == 0
+        assert clock.computing_cpu_seconds == 0
         clock.lap()
         # What follows the last gradient is computing only where there are no other processes.
-        assert clock.computing_cpu_s == 2 + (3 + 4) + of_comm
+        assert clock.computing_cpu_seconds == 2 + (3 + 4) + of_comm
         clock.mark("metrics")
         clock.lap()
-        assert clock.computing_cpu_s == 0
+        assert clock.computing_cpu_seconds == 0
 
 
 def test_seconds_move_from_one_part_to_another_and_none_are_made():

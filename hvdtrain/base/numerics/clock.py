@@ -98,8 +98,8 @@ class Clock:
 
     Attributes:
         hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
-        computing_cpu_s: processor seconds of this thread in COMPUTING in the last lap. They leave out
-            the time in which other threads had its core. 0 on a GPU.
+        computing_cpu_seconds: processor seconds of this thread in COMPUTING in the last lap. They
+            leave out the time in which other threads had its core. 0 on a GPU.
         lapped_s: seconds of all laps since `start`: what their parts add up to.
     """
 
@@ -110,7 +110,7 @@ class Clock:
         self.last_gradient: Any = None
         self.hidden_s = 0.0
         self.lapped_s = 0.0
-        self.computing_cpu_s = 0.0
+        self.computing_cpu_seconds = 0.0
         # The same of the lap that goes on.
         self._computed_cpu_s = 0.0
         # The processor time of this thread at the last mark, and at the last gradient.
@@ -212,7 +212,7 @@ class Clock:
         waited = [(clock_time(began), clock_time(ended)) for began, ended in waits]
         updated = [(clock_time(began), clock_time(ended)) for began, ended in updates]
         self.lapped_s += marks[-1][1] - marks[0][1]
-        self.computing_cpu_s = self._computed_cpu_s
+        self.computing_cpu_seconds = self._computed_cpu_s
         self._computed_cpu_s = 0.0
         spent = dict.fromkeys(PARTS, 0.0)
         self.hidden_s = seconds_of(cut_to(marks[0][1], marks[-1][1], updated))

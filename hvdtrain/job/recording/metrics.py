@@ -26,7 +26,7 @@ STALENESS_BINS = 64
 # The parts of a step's time. `refresh` is between steps.
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")
 # What a step's line has in seconds: the parts, and the processor time of computing.
-STEP_SECONDS = (*(f"{part}_s" for part in STEP_PARTS), "computing_cpu_s")
+STEP_SECONDS = (*(f"{part}_s" for part in STEP_PARTS), "computing_cpu_seconds")
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Tally:
         correct: how many of these samples were classified correctly.
         samples: how many samples were trained on since the last evaluation.
         seconds: the seconds in each of PARTS, added up over the workers.
-        computing_cpu_s: the processor seconds of computing, as Clock has them, added up likewise.
+        computing_cpu_seconds: the processor seconds of computing, as Clock has them, added up over
+            the workers.
         durations: how many steps were in each bin of numerics.durations.
         first_steps: how many steps were in the warm-up; they are not in `durations`.
         first_s: the seconds of these steps.
@@ -57,7 +58,7 @@ class Tally:
     correct: float = 0.0
     samples: int = 0
     seconds: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
-    computing_cpu_s: float = 0.0
+    computing_cpu_seconds: float = 0.0
     durations: list[int] = field(default_factory=lambda: [0] * BINS)
     first_steps: int = 0
     first_s: float = 0.0
@@ -239,7 +240,7 @@ class Recorder:
         tally = self.tally
         samples = row["samples"]
         tally.steps += 1
-        tally.computing_cpu_s += row.get("computing_cpu_s", 0.0)
+        tally.computing_cpu_seconds += row.get("computing_cpu_seconds", 0.0)
         tally.digest = (tally.digest + digest) % DIGESTS
         self.spend(seconds)
         self.samples += samples
