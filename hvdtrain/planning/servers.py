@@ -327,6 +327,8 @@ class SimulatedServers(SimulatedJob):
         remote = source.remote_share(target)
         yield partial(transfer.io.do, transfer.send_s)
         if not remote:
+            if self.scenario.transport.local_waits:
+                yield partial(loop.after, self.scenario.transport.local_waits * transfer.send_s)
             first_came()
             if transfer.rest_s is not None:
                 yield partial(transfer.io.do, transfer.rest_s)
