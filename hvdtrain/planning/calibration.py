@@ -27,7 +27,7 @@ TRANSPORTS = ("allreduce", "ddp", "ps")
 TRANSPORT_FIELDS = [of_transport.name for of_transport in fields(Transport)]
 CODEC_FIELDS = [of_codec.name for of_codec in fields(Codec)]
 # Fields that only runs tell.
-OPTIONAL = ("local_share", "idle_cores")
+OPTIONAL = ("local_share", "local_waits", "idle_cores")
 # Fields of a transport that are processor time, which other processors take another of.
 TIMES = [name for name in TRANSPORT_FIELDS if name.endswith(("_us", "_s_per_gb"))]
 # The keys of the file that hold a Quantity, or a plain number where somebody writes it by hand.

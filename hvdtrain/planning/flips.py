@@ -14,32 +14,26 @@ from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.world.load import beside_others, others_share
 from hvdtrain.planning import best
-from hvdtrain.planning.calibrate import UNKNOWN
-from hvdtrain.planning.calibration import LEAST_CORES, Calibration, LayerCost, Quantity
+from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.check import LOCAL_GBIT, job_of_run, measured_gbit, measured_step_s
+from hvdtrain.planning.equal_layers import of_equal_layers
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
+from hvdtrain.planning.one_host import InRun, computing_of_all, in_run, with_computing
 from hvdtrain.planning.predict import Row, simulate
-from hvdtrain.planning.probe import TRANSPORTS
 from hvdtrain.planning.scenario import Scenario, Stragglers
 from hvdtrain.planning.show import ANSWERS, OTHER_WORK, answer, map_table, rate
 from hvdtrain.reporting.table import Table
 from hvdtrain.runs.fields import field_value
 from hvdtrain.runs.read import Kind, Run, finished_by_kind
 
-# The equal layers that a model is taken to have.
-LAYERS = 6
 # The simulation misses more where it knows so little of a model.
 LEAST_ERROR = 0.1
 MOST_ERROR = 10.0
-# Where no run of one process tells.
-OPTIMIZER_MS_PER_MB = Quantity(0.5, 0.2, 1.5)
 # The probability from which on an answer is named.
 SURE = 0.9
 # A model that misses the runs of the report by a larger factor says nothing of probabilities.
 MOST_MISSED = 1.3
-# The factor by which a figure of one run may be off.
-ONE_RUN = 1.1
 # What is asked about, beside what was measured: bandwidths in Gbit/s, numbers of workers, factors
 # of a straggler and of the batch, and numbers of local steps.
 BANDWIDTHS = (0.1, 1.0, 10.0)
@@ -49,10 +43,8 @@ BATCHES = (8,)
 LOCAL_STEPS = (8, 64)
 # The bandwidth that is asked about where all runs were on one host.
 USUAL_GBIT = 1.0
-# More is not asked about: of runs, their workers, seconds of a step, and megabytes of gradients.
+# Runs with more workers are not asked about.
 MOST_WORKERS = 64
-MOST_S = 1e4
-MOST_MB = 1e5
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,18 @@ class CostModel:
 
     def with_batch(self, batch: int) -> "CostModel":
         return replace(self, calibration=self.calibration.with_batch(batch))
+
+
+class Miss(NamedTuple):
+    """By how much the simulation misses a run.
+
+    Attributes:
+        log: the logarithm of the simulated step over the measured one.
+        uncertain: the part of it that may be missed elsewhere too.
+    """
+
+    log: float
+    uncertain: float
 
 
 class Change(NamedTuple):
@@ -158,24 +162,26 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
     distributed = _distributed(chosen)
     machines = _on_one_machine(chosen)
     largest_kind, largest_run = max(distributed.items(), key=_by_family_and_size)
-    is_local = len(largest_run.manifest.hosts) <= 1
+    is_local = _is_on_one_host(largest_run)
+    base = of_equal_layers(largest_run)
     used = [run for kind, run in machines.items() if not kind.one_machine]
-    if not is_local:
+    of_runs: dict[Kind, InRun] = {}
+    if is_local:
+        of_runs = _on_one_host(distributed)
+        computing = computing_of_all(list(of_runs.values()), base.batch_per_worker)
+        base = with_computing(base, computing)
+    else:
         used += distributed.values()
-    calibration = from_runs(_of_equal_layers(largest_run), used, bandwidth)
+    calibration = from_runs(base, used, bandwidth)
     calibration = _with_fastest_machine(calibration, machines)
-    missed = []
-    # What remains once the biases of modes are corrected, and half of each bias: it may be another
-    # elsewhere.
-    uncertain = []
-    for run in distributed.values():
-        simulated = simulate(scenario_of(calibration, run, bandwidth))
-        log = math.log(simulated.step_s / measured_step_s(run))
-        bias = math.log(calibration.bias.get(run.kind.mode, 1.0))
-        missed.append(log)
-        uncertain.append(math.hypot(log - bias, bias / 2))
+    misses = []
+    for kind, run in distributed.items():
+        if kind in of_runs:
+            misses.append(_missed_on_one_host(of_runs[kind]))
+        else:
+            misses.append(_missed(calibration, run, bandwidth))
     others = max(map(_others_share, chosen.values()))
-    spread = math.hypot(_spread(uncertain), math.log1p(others))
+    spread = math.hypot(_spread([miss.uncertain for miss in misses]), math.log1p(others))
     error = min(MOST_ERROR, max(LEAST_ERROR, spread))
     made = calibration.made | {"others_share": others}
     calibration = replace(calibration, model_error=error, made=made)
@@ -192,7 +198,36 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
         workers_per_host=workers_per_host,
     )
     mode_names = [kind.mode for kind in distributed]
-    return CostModel(calibration, largest, mode_names, missed)
+    return CostModel(calibration, largest, mode_names, [miss.log for miss in misses])
+
+
+def _is_on_one_host(run: Run) -> bool:
+    return len(run.manifest.hosts) <= 1
+
+
+def _on_one_host(chosen: Mapping[Kind, Run]) -> dict[Kind, InRun]:
+    """Returns what the runs on one host tell of themselves."""
+    return {kind: in_run(run) for kind, run in chosen.items() if _is_on_one_host(run)}
+
+
+def _missed(calibration: Calibration, run: Run, bandwidth: float | None) -> Miss:
+    """Returns by how much a calibration misses a run.
+
+    It is uncertain what remains once the bias of the run's mode is corrected, and half of the bias,
+    which may be another elsewhere.
+    """
+    simulated = simulate(scenario_of(calibration, run, bandwidth))
+    log = math.log(simulated.step_s / measured_step_s(run))
+    bias = math.log(calibration.bias.get(run.kind.mode, 1.0))
+    return Miss(log, math.hypot(log - bias, bias / 2))
+
+
+def _missed_on_one_host(of_run: InRun) -> Miss:
+    """Returns by how much the simulation misses a run on one host, given the run's own costs.
+
+    The waits of messages are fitted to the length of its steps. Half of what they add is uncertain.
+    """
+    return Miss(of_run.missed, math.hypot(of_run.missed, of_run.waited / 2))
 
 
 def _others_share(run: Run) -> float:
@@ -208,47 +243,6 @@ def _by_family_and_size(kind_and_run: tuple[Kind, Run]) -> tuple[bool, int]:
     """Returns the key by which a ring is more than servers, and more workers than fewer."""
     kind, _ = kind_and_run
     return kind.family == modes.RING, kind.workers
-
-
-def _of_equal_layers(run: Run) -> Calibration:
-    """Returns a calibration from the seconds of a run's steps, with guesses of what messages cost.
-
-    Raises:
-        UsageError: the run does not say what a step computes.
-    """
-    manifest = run.manifest
-    step_seconds = run.summary.step_seconds
-    workers = run.kind.workers
-    megabytes = 4e-6 * (manifest.trained_parameters or manifest.parameters or 0)
-    forward_s = step_seconds.get("forward", 0.0)
-    backward_s = step_seconds.get("backward", 0.0)
-    other_s = step_seconds.get("data", 0.0)
-    is_known = 0 < forward_s + backward_s < MOST_S and 0 < megabytes < MOST_MB and other_s < MOST_S
-    if not is_known or not manifest.global_batch:
-        raise UsageError(f"{run.name} does not say what a step computes")
-    layer = LayerCost(
-        "part",
-        megabytes / LAYERS,
-        _milliseconds(forward_s / LAYERS),
-        _milliseconds(backward_s / LAYERS),
-    )
-    is_on_gpu = (manifest.device or "").startswith("cuda")
-    return Calibration(
-        {"name": manifest.model or ""},
-        max(1, manifest.global_batch // workers),
-        (layer,) * LAYERS,
-        _milliseconds(other_s),
-        OPTIMIZER_MS_PER_MB,
-        dict.fromkeys(TRANSPORTS, UNKNOWN),
-        cores_per_host=max(LEAST_CORES, manifest.hardware.cores_usable or 1.0),
-        threads_per_worker=manifest.threads_per_worker or 1,
-        device="cuda" if is_on_gpu else "cpu",
-        most_workers=workers,
-    )
-
-
-def _milliseconds(seconds: float) -> Quantity:
-    return Quantity.exactly(1e3 * seconds).give_or_take(ONE_RUN)
 
 
 def _with_fastest_machine(calibration: Calibration, machines: Mapping[Kind, Run]) -> Calibration:
@@ -269,12 +263,14 @@ def _on_machines_of_their_own(calibration: Calibration, workers: int) -> Calibra
 
     Each worker has all cores there, as a contender of `compare` would have. A worker that was given
     fewer threads than its share keeps them. One core may have been left free for messages.
+    Intervals widen from one worker on, because none was measured on several hosts.
     """
     cores = calibration.cores_per_host
     threads = calibration.threads_per_worker
     share = max(1, int(cores / workers))
     was_given_fewer = threads < share - 1
-    return calibration.on_hosts(cores, 1, threads if was_given_fewer else 0)
+    calibration = calibration.on_hosts(cores, 1, threads if was_given_fewer else 0)
+    return replace(calibration, most_workers=1)
 
 
 def _spread(missed: Sequence[float]) -> float:

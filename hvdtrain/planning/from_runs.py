@@ -71,7 +71,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         most_servers=max([base.most_servers, *(run.kind.servers for run in runs)]),
         wires=tuple(sorted({run.wire for run in runs if run.kind.servers})) or base.wires,
     )
-    by_transport = grouped(runs, _transport_name)
+    by_transport = grouped(runs, transport_name)
     calibration = _with_computing(calibration, by_transport.get("single", []))
     for name in calibration.transports:
         of_transport = by_transport.get(name, [])
@@ -113,7 +113,8 @@ def _threads(runs: Sequence[Run], base: Calibration) -> int:
     return base.threads_per_worker
 
 
-def _transport_name(run: Run) -> str:
+def transport_name(run: Run) -> str:
+    """Returns the key of a run's costs in a calibration's `transports`."""
     return Scenario(run.kind.mode, servers=run.kind.servers, wire=run.wire).transport_name
 
 
@@ -191,15 +192,23 @@ def _with_costs(
         job = scenario_of(calibration, run, bandwidth)
         seconds = _seconds_of_messages(job, run)
         if seconds:
-            factors.append(_factors(job, seconds))
-    if not factors:
-        return calibration
-    known = calibration.transports[name]
+            factors.append(factors_of_messages(job, seconds))
+    return with_factors(calibration, name, factors) if factors else calibration
+
+
+def with_factors(base: Calibration, name: str, factors: Sequence[MessageCosts]) -> Calibration:
+    """Returns the calibration in which messages of a transport cost so many times as much.
+
+    Args:
+        name: of the transport.
+        factors: of each run.
+    """
+    known = base.transports[name]
     costs = {}
     for fields, factors_of_runs in zip(CORRECTED, zip(*factors, strict=True), strict=True):
         for field in fields:
             costs[field] = _told(factors_of_runs).times(known[field].value)
-    return calibration.with_transport(name, costs)
+    return base.with_transport(name, costs)
 
 
 def _told(figures: Sequence[float]) -> Quantity:
@@ -208,7 +217,7 @@ def _told(figures: Sequence[float]) -> Quantity:
     return Quantity(middle, min([*figures, middle / SPREAD]), max([*figures, middle * SPREAD]))
 
 
-def _factors(job: Scenario, seconds: Mapping[int, float]) -> MessageCosts:
+def factors_of_messages(job: Scenario, seconds: Mapping[int, float]) -> MessageCosts:
     """Returns how many times as much as expected messages cost.
 
     Args:

@@ -140,7 +140,9 @@ class SimulatedRing(SimulatedJob):
         processor_s += moved / 1e9 * (transport.send_s_per_gb + transport.receive_s_per_gb)
         processor_s += times_around / 2 * gradients / 1e9 * codec_s_per_gb
         wire_s = 0.0
+        waits_s = transport.local_waits * processor_s
         if scenario.hosts_with_workers > 1:
+            waits_s = 0.0
             members = scenario.members_between_hosts
             crossing = scenario.ring_bytes(gradients, times_around, members) * codec.wire_share
             wire_s = crossing / scenario.wire_rate / FILLS[times_around]
@@ -148,7 +150,7 @@ class SimulatedRing(SimulatedJob):
         # with no other work on the cores
         alone_s = processor_s / min(1.0, self.cores.cores / self.worker.times)
         together_s = wire_s + alone_s if times_around == 1 else math.hypot(wire_s, alone_s)
-        further_s = together_s - max(wire_s, alone_s)
+        further_s = together_s - max(wire_s, alone_s) + waits_s
         both = Join(2, partial(self.loop.after, further_s, then))
         self.cores.work(processor_s, self.worker.times, both)
         self.loop.after(wire_s, both)

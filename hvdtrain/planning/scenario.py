@@ -45,6 +45,7 @@ class Transport:
     server_send_s_per_gb: float = 0.0
     server_receive_s_per_gb: float = 0.0
     local_share: float = 1.0
+    local_waits: float = 0.0
     idle_cores: float = 0.0
     efficiency: float = 1.0
 

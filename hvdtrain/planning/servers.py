@@ -325,6 +325,9 @@ class SimulatedServers(SimulatedJob):
         if transfer.source.remote_share(transfer.target):
             all_sent = self._over_links(transfer, first_came, all_came)
         else:
+            local_waits = self.scenario.transport.local_waits
+            if local_waits:
+                yield partial(self.loop.after, local_waits * transfer.send_s)
             first_came()
             all_sent = all_came
         if transfer.rest_s is not None:

@@ -297,6 +297,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     peak_rss_mb: Figure | None = None
     samples_digest: str | None = None
     step_seconds: dict[str, Figure] = {}
+    # Processor seconds of a worker's main thread in forward and backward of a step, the mean.
+    computing_cpu_seconds: Figure | None = None
     # Percentiles of a worker's steps, without the `skipped` first ones.
     step_time: dict[str, Figure | None] = {}
     processes: list[Process] = []

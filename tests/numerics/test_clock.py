@@ -37,6 +37,29 @@ def test_each_lap_begins_where_the_last_mark_was():
     assert clock.lapped_s == sum(first.values()) + sum(second.values())
 
 
+def test_processor_time_of_computing_leaves_out_what_is_not_computing():
+    """The thread's processor time is 0, 1, 3, 6, 10 …, as the moments above."""
+    for alone, of_comm in ((False, 0), (True, 5)):
+        model = nn.Linear(1, 1)
+        clock = Clock(model, torch.device("cpu"), alone=alone)
+        times = itertools.accumulate(itertools.count(0))
+        clock._cpu_now = lambda times=times: next(times)
+        clock.start()
+        clock.mark("data")
+        clock.mark("forward")
+        model(torch.ones(1)).sum().backward()  # each of its two gradients has a time
+        clock.mark_last_gradient("backward")
+        clock.mark("comm")
+        clock.mark("optimizer")
+        assert clock.computing_cpu_seconds == 0
+        clock.lap()
+        # What follows the last gradient is computing only where there are no other processes.
+        assert clock.computing_cpu_seconds == 2 + (3 + 4) + of_comm
+        clock.mark("metrics")
+        clock.lap()
+        assert clock.computing_cpu_seconds == 0
+
+
 def test_seconds_move_from_one_part_to_another_and_none_are_made():
     assert move({"data": 3.0, "lease": 0.0}, "data", "lease", 1.0) == {"data": 2.0, "lease": 1.0}
     assert move({"data": 3.0, "lease": 1.0}, "data", "lease", 5.0) == {"data": 0.0, "lease": 4.0}

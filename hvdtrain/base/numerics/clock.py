@@ -23,6 +23,7 @@ PHASES = ("data", "forward", "backward", "comm", "optimizer")  # of a step, in t
 OTHERS = ("barrier", "lease", "refresh", "metrics")
 PARTS = PHASES + OTHERS
 WAITS = ("comm", "barrier", "lease", "refresh")  # parts in which a worker waits for other processes
+COMPUTING = ("forward", "backward")
 
 # The shortest wait for weights that is traced. Most layers find their weights at once.
 SHORTEST_S = 5e-5
@@ -97,6 +98,8 @@ class Clock:
 
     Attributes:
         hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
+        computing_cpu_seconds: processor seconds of this thread in COMPUTING in the last lap. They
+            leave out the time in which other threads had its core. 0 on a GPU.
         lapped_s: seconds of all laps since `start`: what their parts add up to.
     """
 
@@ -107,6 +110,12 @@ class Clock:
         self.last_gradient: Any = None
         self.hidden_s = 0.0
         self.lapped_s = 0.0
+        self.computing_cpu_seconds = 0.0
+        # The same of the lap that goes on.
+        self._computed_cpu_s = 0.0
+        # The processor time of this thread at the last mark, and at the last gradient.
+        self._cpu_at_mark = 0.0
+        self._cpu_at_gradient = 0.0
         self._before: Any = None  # when the previous layer ended, if layers are traced
         traced = self._trace_layers(model) if trace.is_on and not self.watch.on_gpu else set()
         for p in trained(model):
@@ -115,6 +124,11 @@ class Clock:
 
     def _stamp(self, gradient: torch.Tensor) -> None:
         self.last_gradient = self.watch.now()
+        self._cpu_at_gradient = self._cpu_now()
+
+    def _cpu_now(self) -> float:
+        """Returns the processor time of this thread; 0 on a GPU, where threads do not compute."""
+        return 0.0 if self.watch.on_gpu else time.thread_time()
 
     def _trace_layers(self, model: nn.Module) -> set[nn.Parameter]:
         """Registers hooks that trace each layer's forward and backward.
@@ -129,6 +143,7 @@ class Clock:
         def ended(*_: Any, name: str) -> None:
             before = self._before
             self._before = self.last_gradient = time.perf_counter()
+            self._cpu_at_gradient = self._cpu_now()
             if trace.is_recording():
                 trace.span(trace.STEP, name, before, self._before)
 
@@ -148,15 +163,30 @@ class Clock:
         """Begins a lap, at the start of training or after work that does not count."""
         self.marks = [("", self.watch.now())]
         self.lapped_s = 0.0
+        self._computed_cpu_s = 0.0
+        self._cpu_at_mark = self._cpu_now()
 
     def mark(self, part: str) -> None:
         """Ends a part of the lap."""
         self.marks.append((part, self.watch.now()))
         self._before = self.marks[-1][1]
+        self._end_cpu(part, self._cpu_now())
 
     def mark_last_gradient(self, part: str) -> None:
         """Ends a part at the moment at which the last gradient was computed."""
         self.marks.append((part, self.last_gradient))
+        self._end_cpu(part, self._cpu_at_gradient)
+
+    def _end_cpu(self, part: str, cpu_s: float) -> None:
+        """Counts the processor time of a part that ends.
+
+        Args:
+            cpu_s: the processor time of this thread at the end of the part.
+        """
+        # Without other processes, `comm` is the end of backward: see `lap`.
+        if part in COMPUTING or (part == "comm" and self.alone):
+            self._computed_cpu_s += max(0.0, cpu_s - self._cpu_at_mark)
+        self._cpu_at_mark = cpu_s
 
     def lap(
         self, waits: Sequence[Stretch] = (), updates: Sequence[Stretch] = ()
@@ -182,6 +212,8 @@ class Clock:
         waited = [(clock_time(began), clock_time(ended)) for began, ended in waits]
         updated = [(clock_time(began), clock_time(ended)) for began, ended in updates]
         self.lapped_s += marks[-1][1] - marks[0][1]
+        self.computing_cpu_seconds = self._computed_cpu_s
+        self._computed_cpu_s = 0.0
         spent = dict.fromkeys(PARTS, 0.0)
         self.hidden_s = seconds_of(cut_to(marks[0][1], marks[-1][1], updated))
         for part, outer_part, (began, ended) in divide(marks, waited, updated):

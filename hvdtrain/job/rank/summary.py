@@ -165,6 +165,7 @@ def _of_steps(tally: Tally, workers: int, steps: int, is_alone: bool) -> dict[st
         "staleness_histogram": counts,
         "samples_digest": f"{tally.digest:012x}",
         "step_seconds": seconds,
+        "computing_cpu_seconds": tally.computing_cpu_seconds / workers / steps or None,
         "step_time": {
             "skipped": WARM_UP,
             "skipped_mean_s": tally.first_s / tally.first_steps if tally.first_steps else None,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 STALENESS_BINS = 64
 # The parts of a step's time. `refresh` is between steps.
 STEP_PARTS = tuple(part for part in PARTS if part != "refresh")
+# What a step's line has in seconds: the parts, and the processor time of computing.
+STEP_SECONDS = (*(f"{part}_s" for part in STEP_PARTS), "computing_cpu_seconds")
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Tally:
         correct: how many of these samples were classified correctly.
         samples: how many samples were trained on since the last evaluation.
         seconds: the seconds in each of PARTS, added up over the workers.
+        computing_cpu_seconds: the processor seconds of computing, as Clock has them, added up over
+            the workers.
         durations: how many steps were in each bin of numerics.durations.
         first_steps: how many steps were in the warm-up; they are not in `durations`.
         first_s: the seconds of these steps.
@@ -54,6 +58,7 @@ class Tally:
     correct: float = 0.0
     samples: int = 0
     seconds: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
+    computing_cpu_seconds: float = 0.0
     durations: list[int] = field(default_factory=lambda: [0] * BINS)
     first_steps: int = 0
     first_s: float = 0.0
@@ -129,7 +134,7 @@ class StepLines:
         """Writes lines without a share up to this step."""
         if not self.leased or self.last is None:
             return
-        seconds = {f"{part}_s": 0.0 for part in STEP_PARTS}
+        seconds = dict.fromkeys(STEP_SECONDS, 0.0)
         nothing = {"samples": 0, "loss": None, "accuracy": None, **seconds}
         for missing in range(self.last + 1, step + 1):
             place = {"step": missing, "epoch": epoch}
@@ -151,9 +156,8 @@ def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
     line = shares[-1] | {"step": shares[0]["step"], "shares": len(shares)}
     if len(shares) == 1:
         return line
-    seconds = [f"{part}_s" for part in STEP_PARTS]
-    for name in ["samples", *seconds]:
-        line[name] = round(sum(row[name] for row in shares), 6)
+    for name in ("samples", *STEP_SECONDS):
+        line[name] = round(sum(row.get(name, 0.0) for row in shares), 6)
     counted = [row for row in shares if row["samples"]]
     for name in ("loss", "accuracy"):
         total = sum(row["samples"] * row[name] for row in counted)
@@ -236,6 +240,7 @@ class Recorder:
         tally = self.tally
         samples = row["samples"]
         tally.steps += 1
+        tally.computing_cpu_seconds += row.get("computing_cpu_seconds", 0.0)
         tally.digest = (tally.digest + digest) % DIGESTS
         self.spend(seconds)
         self.samples += samples

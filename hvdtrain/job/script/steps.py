@@ -166,6 +166,7 @@ class Steps:
             "loss": None,
             "accuracy": None,
             "time": round(self.timer.seconds(), 6),
+            "computing_cpu_seconds": round(self.clock.computing_cpu_seconds, 6),
         }
         self.recorder.step(row, seconds, 0, self.sync.push_status)
         self.clock.mark("metrics")

@@ -141,6 +141,7 @@ class Stepper:
             "samples": share.counted,
             "loss": loss.item() if share.counted else None,
             "accuracy": correct.item() / len(labels) if share.counted else None,
+            "computing_cpu_seconds": round(clock.computing_cpu_seconds, 6),
         }
         if updates:
             row["hidden_optimizer_seconds"] = round(clock.hidden_s, 6)
