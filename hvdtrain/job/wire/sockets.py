@@ -3,7 +3,7 @@
 With a key, which the ranks of the job share, everything is encrypted, and a process without the key
 is not let in:
 
-- ZeroMQ asks for a password (PLAIN of its RFC 23), which follows from the key. It keeps strangers'
+- ZeroMQ asks for a password (PLAIN, its RFC 24), which follows from the key. It keeps strangers'
   bytes out of this process's memory.
 - A channel is begun on each connection (`noise`), and all that follows is in it. The password is
   sent in clear: who has recorded it can connect, and no more.
@@ -197,7 +197,7 @@ class SecretListener(Listener):
     def hang_up(self, peer: bytes) -> None:
         self._channels.pop(peer, None)
         self._greeted.pop(peer, None)
-        send(self.socket, [peer, b""])  # nobody can decrypt that: the peer ends its connection
+        self._say(peer, b"")  # nobody can decrypt that: the peer ends its connection
 
     def _greet(self, peer: bytes, frames: "Sequence[zmq.Frame]") -> None:
         """Begins a channel with a peer, if it has sent a greeting."""
@@ -208,7 +208,11 @@ class SecretListener(Listener):
         self._greeted[peer] = channel
         if len(self._greeted) > MOST_GREETED:
             self._greeted.popitem(last=False)
-        send(self.socket, [peer, reply])
+        self._say(peer, reply)
+
+    def _say(self, peer: bytes, words: bytes) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the peer is gone
+            send(self.socket, [peer, words])
 
     def _keep(self, peer: bytes, channel: Channel) -> None:
         """Keeps a channel that was used: its peer has the secret."""

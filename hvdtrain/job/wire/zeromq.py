@@ -182,7 +182,7 @@ class ZeroMQ(Wire):
             os.eventfd_write(self._wake, 1)
 
     # The methods below run in the thread that owns the sockets. The pool's threads handle some
-    # messages: _take_request, _handle, _reply, _read_answer and _settle.
+    # messages: _take_large_request, _handle_queued, _reply, _read_answer and _settle.
 
     def _run(self) -> None:
         reason = "this process has left"
@@ -352,55 +352,55 @@ class ZeroMQ(Wire):
             if not frames:
                 continue
             if sum(map(len, frames)) <= SMALL:
-                self._take_request(frames)
+                self._take_small_request(frames)
             else:
-                self._pool.submit(self._take_request, frames, time.perf_counter())
+                self._pool.submit(self._take_large_request, frames, time.perf_counter())
 
-    def _take_request(self, frames: Frames, queued: float | None = None) -> None:
-        """Handles a request, or has the pool's threads handle it.
+    def _take_small_request(self, frames: Frames) -> None:
+        request = self._read_request(frames)
+        if request is None:
+            return
+        if request.method in QUICK and not _has_parcels(request):
+            self._handle(request)
+        else:
+            self._pool.submit(self._handle_queued, request, time.perf_counter())
+
+    def _take_large_request(self, frames: Frames, queued: float) -> None:
+        """Decrypts a request and handles it; see _handle_queued."""
+        waited_s = time.perf_counter() - queued
+        request = self._read_request(frames)
+        if request is not None:
+            self.requests.waited(request.method, waited_s)
+            self._handle(request)
+
+    def _read_request(self, frames: Frames) -> _Request | None:
+        """Returns the request in a message; None where it is none: anybody may have sent it.
 
         Args:
-            frames: the frame of the peer, and those of its message. Anybody may have sent them.
-            queued: where a thread of the pool calls this, see _handle.
+            frames: the frame of the peer, and those of its message.
         """
+        peer = frames[0].bytes
         try:
-            request = self._read_request(frames)
+            number, method, arguments = self._unpack(frames[1:])
         except NotAuthentic:
-            self._hand_over(frames[0].bytes, None)
-            return
-        except (ValueError, TypeError):
-            return
-        is_quick = request.method in QUICK and not _has_parcels(request)
-        if is_quick or queued is not None:
-            self._handle(request, queued)
-        else:
-            self._pool.submit(self._handle, request, time.perf_counter())
-
-    def _read_request(self, frames: Frames) -> _Request:
-        """Returns the request in a message that was received.
-
-        Raises:
-            NotAuthentic: its tensors are not those that the peer has sent.
-            ValueError, TypeError: there is none.
-        """
-        number, method, arguments = self._unpack(frames[1:])
+            self._hand_over(peer, None)
+            return None
+        except (ValueError, TypeError):  # TypeError: it is no list
+            return None
         if type(number) is not int or type(method) is not str or type(arguments) is not list:
-            raise TypeError("no request")
-        return _Request(frames[0].bytes, number, method, arguments)
+            return None
+        return _Request(peer, number, method, arguments)
 
     def _unpack(self, frames: Frames) -> Any:
         return unpack(disclose(frames) if self._sockets.secret else frames)
 
-    def _handle(self, request: _Request, queued: float | None = None) -> None:
-        """Answers a request.
+    def _handle_queued(self, request: _Request, queued: float) -> None:
+        """Answers a request that has waited for a thread since then, by time.perf_counter()."""
+        self.requests.waited(request.method, time.perf_counter() - queued)
+        self._handle(request)
 
-        Args:
-            request: the peer's call.
-            queued: when the request began to wait for a thread, by time.perf_counter(); None: it
-                did not wait.
-        """
-        if queued is not None:
-            self.requests.waited(request.method, time.perf_counter() - queued)
+    def _handle(self, request: _Request) -> None:
+        """Answers a request."""
         try:
             answer = self.requests.calls[request.method](*request.arguments)
         except Exception as error:
