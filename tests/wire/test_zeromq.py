@@ -1,5 +1,6 @@
 """The wire by ZeroMQ: calls between two ends in this process, and what strangers get."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -14,13 +15,17 @@ from helpers.jobs import until
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.futures import Future
+from zmq.auth.thread import ThreadAuthenticator
 
 from hvdtrain.base.errors import Failure
+from hvdtrain.base.world.network import new_wire_key
 from hvdtrain.job.ps.server_metrics import ServerLoad
 from hvdtrain.job.wire import packing, sockets
 from hvdtrain.job.wire.messages import FreshWeights, Push
+from hvdtrain.job.wire.noise import Opening
 from hvdtrain.job.wire.packing import _DTYPES, pack, unpack
 from hvdtrain.job.wire.requests import STAYS, WATCH, Calls, Requests, as_future
+from hvdtrain.job.wire.sockets import SecretLine
 from hvdtrain.job.wire.zeromq import ZeroMQ, connect_again
 
 HERE = "tcp://127.0.0.1"
@@ -203,22 +208,187 @@ def test_what_a_rank_has_not_answered_is_sent_again_when_it_is_back(ends, key):
 
 @pytest.mark.parametrize("has", ["another key", "no key"])
 def test_who_has_not_the_key_gets_nothing(ends, has):
-    server = ends.server(zmq.curve_keypair()[1].decode())
-    stranger = ends.worker(server, zmq.curve_keypair()[1].decode() if has == "another key" else "")
+    server = ends.server(new_wire_key())
+    stranger = ends.worker(server, new_wire_key() if has == "another key" else "")
     with pytest.raises(RuntimeError, match=r"no answer within|key|its connection ended"):
         call(stranger, "twice", 1, timeout=1.0)
     assert call(ends.worker(server, server.key), "twice", 1) == [1, 1]
 
 
-def test_who_knows_the_servers_public_key_alone_is_not_let_in(ends):
-    server = ends.server(zmq.curve_keypair()[1].decode())
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
-        stranger.curve_serverkey = zmq.curve_public(server.key.encode())
-        stranger.connect(server.endpoint)
-        stranger.send_multipart(pack([1, "twice", [1]]))
-        assert not stranger.poll(1000)
+def stranger_at(context, server, password):
+    """A socket that is not hvdtrain's, of somebody who has recorded the password."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.plain_username, dealer.plain_password = b"hvdtrain", password.encode()
+    dealer.connect(server.endpoint)
+    return dealer
+
+
+def test_who_has_recorded_the_password_alone_is_not_let_in(ends):
+    server = ends.server(new_wire_key())
+    worker = ends.worker(server, server.key)
+    greeting = Opening(server._sockets.secret, server.endpoint.encode()).greeting
+    with zmq.Context() as context:
+        stranger = stranger_at(context, server, server._sockets._password)
+        for frames in (pack([1, "twice", [1]]), [b""], [os.urandom(48)], [b"", b""]):
+            stranger.send_multipart(frames)
+            assert call(worker, "twice", 1) == [1, 1]
+        assert not stranger.poll(500)
+        # A greeting that was recorded is replied to, and what follows is not understood.
+        stranger.send(greeting)
+        assert len(stranger.recv()) == len(greeting)
+        stranger.send(os.urandom(100))
+        assert stranger.recv() == b""
+        stranger.close()
+    assert call(worker, "twice", 1) == [1, 1]
+
+
+def test_a_server_without_the_key_gets_nothing(ends):
+    """Though it lets everybody connect who wants to."""
+    key = new_wire_key()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as impostor:
+        authenticator = ThreadAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_plain("*", {"hvdtrain": sockets._password(sockets.secret_of(key))})
+        impostor.linger, impostor.plain_server = 0, True
+        impostor.bind(HERE + ":*")
+        worker = ZeroMQ(HERE, Requests(), key)
+        ends.wires.append(worker)
+        worker.endpoints[0] = impostor.getsockopt_string(zmq.LAST_ENDPOINT)
+        late = worker.call(0, "twice", "secret", timeout=20.0)
+        peer, greeting = impostor.recv_multipart()
+        assert b"secret" not in greeting
+        impostor.send_multipart([peer, greeting])
+        with pytest.raises(RuntimeError, match="it does not have this job's key"):
+            late.wait()
+        authenticator.stop()
+
+
+def test_what_strangers_begin_is_forgotten_and_those_who_belong_here_stay(ends, monkeypatch):
+    monkeypatch.setattr(sockets, "MOST_GREETED", 3)
+    monkeypatch.setattr(sockets, "MOST_CHANNELS", 4)
+    server = ends.server(new_wire_key())
+    worker = ends.worker(server, server.key)
+    assert call(worker, "twice", 1) == [1, 1]
+    with zmq.Context() as context:
+        for _ in range(9):
+            stranger = stranger_at(context, server, server._sockets._password)
+            place = server.endpoint.encode()
+            stranger.send(Opening(server._sockets.secret, place).greeting)
+            assert stranger.poll(5000)
+            stranger.close()
+            other = ends.worker(server, server.key)
+            for each in (worker, other):
+                assert call(each, "twice", 1) == [1, 1]
+            other.close()
+    assert len(server._listener._greeted) <= 3 and len(server._listener._channels) == 4
+
+
+class Between:
+    """Somebody between a worker and a server, who has recorded what the worker has sent, and can
+    change it and what the server answers.
+
+    Args:
+        endpoint: where the server listens.
+
+    Attributes:
+        endpoint: where the worker is to connect.
+        sent: all bytes from the worker.
+        change: called with "call" or "answer" and bytes on their way; returns what goes on.
+    """
+
+    def __init__(self, endpoint):
+        self.port = int(endpoint.rpartition(":")[2])
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"{HERE}:{self.listener.getsockname()[1]}"
+        self.sent = b""
+        self.change = lambda way, data: data
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                worker, _ = self.listener.accept()
+                server = socket.create_connection(("127.0.0.1", self.port))
+                for way in (("call", worker, server), ("answer", server, worker)):
+                    threading.Thread(target=self.carry, args=way, daemon=True).start()
+
+    def carry(self, way, source, target):
+        with contextlib.suppress(OSError), source, target:
+            while data := source.recv(2**16):
+                if way == "call":
+                    self.sent += data
+                target.sendall(self.change(way, data))
+            target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def between(ends, monkeypatch):
+    """Somebody between; a server, and a worker that takes them for the server."""
+    server = ends.server(new_wire_key())
+    somebody = Between(server.endpoint)
+
+    def connect(self, dealer, endpoint):
+        dealer.connect(somebody.endpoint)
+        return SecretLine(dealer, self.secret, endpoint)
+
+    monkeypatch.setattr(sockets.Sockets, "connect", connect)
+    yield somebody, server, ends.worker(server, server.key)
+    somebody.listener.close()
+
+
+def test_nothing_is_readable_on_the_way_and_nothing_can_be_said_twice(between, ends):
+    somebody, _, worker = between
+    gradient = torch.full((20_000,), 1.5)
+    for number in (1, 2):
+        assert call(worker, "push", 3, Push(1, number, 6, 0.1, gradient)).version == number
+    assert b"push" not in somebody.sent and bytes(gradient[:4].numpy()) not in somebody.sent
+    with socket.create_connection(("127.0.0.1", somebody.port)) as again:
+        again.sendall(somebody.sent)
+        time.sleep(0.5)
+    assert call(worker, "twice", 1) == [1, 1] and len(ends.endpoint.pushed) == 2
+
+
+@pytest.mark.parametrize("way", ["call", "answer"])
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_what_is_changed_on_the_way_ends_the_connection(way, size, between):
+    """Whether that is a header or a tensor. The rank is called again where it comes back."""
+    somebody, _, worker = between
+    worker.returning = frozenset({0})
+    assert call(worker, "twice", torch.ones(size))[0].equal(torch.ones(size))
+    changed = []
+
+    def change(passing, data):
+        if passing != way or changed:
+            return data
+        changed.append(len(data))
+        return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
+
+    somebody.change = change
+    push = Push(1, 1, 0, 0.1, torch.ones(size))
+    ends_before = worker._ends[0]
+    assert call(worker, "push", 3, push).weights.equal(torch.full((size,), 2.0))
+    assert changed and worker._ends[0] == ends_before + 1
+    worker.returning = frozenset()
+    changed.clear()
+    with pytest.raises(RuntimeError, match="its connection ended"):
+        call(worker, "push", 3, push._replace(step=2))
+
+
+def test_a_connection_that_is_led_to_another_rank_is_not_answered(ends):
+    server = ends.server(new_wire_key())
+    other = Between(server.endpoint)
+    worker = ends.worker(server, server.key)
+    worker.endpoints[0] = other.endpoint
+    with pytest.raises(RuntimeError, match=r"no answer within"):
+        call(worker, "twice", 1, timeout=1.0)
+    other.listener.close()
+
+
+@pytest.mark.parametrize("key", ["short", "é" * 40, " " * 40, "#" * 40, "0" * 45])
+def test_what_is_no_key_is_told(key):
+    with pytest.raises(Failure, match="HVDTRAIN_WIRE_KEY is no key"):
+        ZeroMQ(HERE, Requests(), key)
 
 
 def test_garbage_half_messages_and_silence_do_not_stall_anybody(ends, key):
@@ -358,7 +528,9 @@ def test_answers_that_came_before_the_connection_ended_count(ends):
     worker._expire = lambda now: (held.set(), goes_on.wait(60))
     assert held.wait(20)
     ends.endpoint.later.set_result("done")
-    assert worker._dealers[0].poll(20_000)  # its own thread is held; what is not sent yet is lost
+    assert worker._lines[0].socket.poll(
+        20_000
+    )  # its own thread is held; what is not sent yet is lost
     time.sleep(0.2)
     server.close()
     time.sleep(0.2)

@@ -88,7 +88,7 @@ def unpack(frames: Frames) -> Any:
     if len(frames) > 1:
         decoder = _decoder(iter(frames[1:]))
     try:
-        return decoder.decode(frames[0].buffer)
+        return decoder.decode(frames[0])
     except Exception as error:  # of msgspec, torch or ours: anybody may have made these bytes
         raise ValueError(str(error)) from None
 
@@ -130,8 +130,8 @@ def _joined(size: int, tensors: Iterator[Any]) -> Any:
     pieces = []
     left = size
     for frame in tensors:
-        pieces.append(frame.buffer)
-        left -= len(frame.buffer)
+        pieces.append(memoryview(frame))
+        left -= len(frame)
         if left <= 0:
             break
     return pieces[0] if len(pieces) == 1 else bytearray().join(pieces)

@@ -2,10 +2,12 @@
 
 Each rank listens with a ROUTER socket and calls each other rank by a DEALER socket (`sockets`). A
 ZeroMQ socket is for one thread: one thread of each process owns all sockets, and other threads hand
-it what they send. The key is in HVDTRAIN_WIRE_KEY, which `hvdtrain launch` sets. Without a key,
-ranks on one host go on in clear on loopback, and ranks on several hosts refuse.
+it what they send. Threads of a pool encrypt and decrypt large tensors (`envelope`). The key is in
+HVDTRAIN_WIRE_KEY, which `hvdtrain launch` sets. Without a key, ranks on one host go on in clear on
+loopback, and ranks on several hosts refuse.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -13,7 +15,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,12 +27,14 @@ from torch.futures import Future
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.network import VARIABLE, WIRE_KEY, own_address
 from hvdtrain.base.world.place import World
+from hvdtrain.job.wire.envelope import disclose, enclose
 from hvdtrain.job.wire.heartbeat import wait_for_ranks, while_served
 from hvdtrain.job.wire.messages import CONNECTION_ENDED, INLINE_BYTES, Push, no_answer
-from hvdtrain.job.wire.packing import Frames, pack, receive, send, unpack
+from hvdtrain.job.wire.noise import NotAuthentic
+from hvdtrain.job.wire.packing import Frames, pack, receive, unpack
 from hvdtrain.job.wire.requests import WATCH, Requests
 from hvdtrain.job.wire.shared import Parcel
-from hvdtrain.job.wire.sockets import Sockets, check_key
+from hvdtrain.job.wire.sockets import NO_KEY, Line, Sockets
 from hvdtrain.job.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -90,10 +94,11 @@ class ZeroMQ(Wire):
         address: where this rank listens, `tcp://ADDRESS`. The system chooses the port, where none
             is named.
         requests: answers the peers.
-        key: CURVE's secret key, or empty.
+        key: the job's key, 32 bytes in Z85, or empty.
         timeout: seconds that a handshake may take.
 
     Raises:
+        Failure: it is no key.
         zmq.ZMQError: this host has no such address.
     """
 
@@ -103,16 +108,18 @@ class ZeroMQ(Wire):
         super().__init__(requests)
         self.key = key
         self._sockets = Sockets(key, timeout)
-        self._router = self._sockets.make(zmq.ROUTER)
-        self._router.bind(address if address.count(":") == 2 else f"{address}:*")
-        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        has_port = address.count(":") == 2
+        self._listener = self._sockets.listen(address if has_port else f"{address}:*")
+        self.endpoint = self._listener.endpoint
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wake).atexit = False
-        # Messages to send, each to the rank that is called; None: an answer, by the router.
-        self._outgoing: deque[tuple[int | None, Frames]] = deque()
+        # Messages to send, each to the rank that is called, or to the peer that is answered. None:
+        # to end the connection with whoever sends what is not authentic.
+        self._outgoing: deque[tuple[int | bytes, Frames | None]] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Call] = {}
-        self._lost: dict[int | None, str] = {}  # by rank, why
+        self._lost: dict[int, str] = {}  # by rank, why
+        self._ends: Counter[int | bytes] = Counter()  # how many connections to a rank have ended
         self._ended = ""  # why nothing is carried any more
         self._lock = threading.Lock()  # guards the calls
         self._closing = False
@@ -145,14 +152,37 @@ class ZeroMQ(Wire):
         self._pool.shutdown(wait=False)
         self._sockets.close()
 
-    def _post(self, rank: int | None, frames: Frames) -> None:
-        """Lets the thread that owns the sockets send a message."""
-        self._outgoing.append((rank, frames))
+    def _post(self, to: int | bytes, frames: Frames) -> None:
+        """Has a message sent: with a key, the pool's threads encrypt large tensors before."""
+        if not self._sockets.secret:
+            self._hand_over(to, frames)
+        elif sum(map(len, frames)) <= SMALL:
+            self._hand_over(to, enclose(frames))
+        else:
+            with contextlib.suppress(RuntimeError):  # this process has left
+                self._pool.submit(self._enclose, to, frames, self._ends[to])
+
+    def _enclose(self, to: int | bytes, frames: Frames, ends: int) -> None:
+        """Encrypts a message's tensors, and has the message sent.
+
+        Args:
+            to, frames: see _post.
+            ends: how many connections had ended before. What was posted before another one ended
+                was posted again since.
+        """
+        enclosed = enclose(frames)
+        with self._lock:
+            if self._ends[to] == ends:
+                self._hand_over(to, enclosed)
+
+    def _hand_over(self, to: int | bytes, frames: Frames | None) -> None:
+        """Lets the thread that owns the sockets send a message: see _outgoing."""
+        self._outgoing.append((to, frames))
         if threading.get_ident() != self._thread.ident:
             os.eventfd_write(self._wake, 1)
 
     # The methods below run in the thread that owns the sockets. The pool's threads handle some
-    # messages: _handle, _reply, _read_answer and _settle.
+    # messages: _take_large_request, _handle_queued, _reply, _read_answer and _settle.
 
     def _run(self) -> None:
         reason = "this process has left"
@@ -167,11 +197,11 @@ class ZeroMQ(Wire):
             self._give_up(lambda call: True, reason)
 
     def _carry(self) -> None:
-        self._dealers: dict[int, zmq.Socket[bytes]] = {}
+        self._lines: dict[int, Line] = {}
         self._poller = zmq.Poller()
         # Called when there is something to read from a socket or file.
         self._handlers: dict[Any, Callable[[], object]] = {}
-        self._handle_when_ready(self._router, self._take_requests)
+        self._handle_when_ready(self._listener.socket, self._take_requests)
         self._handle_when_ready(self._wake, partial(os.eventfd_read, self._wake))
         next_check = 0.0  # of the deadlines
         while not self._closing or self._outgoing:
@@ -180,20 +210,20 @@ class ZeroMQ(Wire):
                 if handle:  # None where an event before this one has closed the socket
                     handle()
             while self._outgoing:
-                rank, frames = self._outgoing.popleft()
-                self._send(rank, frames)
+                to, frames = self._outgoing.popleft()
+                self._send(to, frames)
             now = time.monotonic()
             if now > next_check:
                 next_check = now + TICK_MS / 1000
                 self._expire(now)
-        for dealer in self._dealers.values():
-            dealer.disable_monitor()
+        for line in self._lines.values():
+            line.socket.disable_monitor()
 
     def _handle_when_ready(self, source: Any, handle: Callable[[], object]) -> None:
         self._handlers[source] = handle
         self._poller.register(source, zmq.POLLIN)
 
-    def _dial(self, rank: int) -> "zmq.Socket[bytes]":
+    def _dial(self, rank: int) -> Line:
         """Connects to a rank."""
         dealer = self._sockets.make(zmq.DEALER)
         events = ENDED
@@ -201,23 +231,33 @@ class ZeroMQ(Wire):
             dealer.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
             events &= ~zmq.Event.CONNECT_RETRIED
         monitor = dealer.get_monitor_socket(events)
-        dealer.connect(self.endpoints[rank])
-        self._dealers[rank] = dealer
-        self._handle_when_ready(dealer, partial(self._take_answer, dealer))
-        self._handle_when_ready(monitor, partial(self._take_event, rank, monitor))
-        return dealer
+        line = self._sockets.connect(dealer, self.endpoints[rank])
+        self._lines[rank] = line
+        self._handle_when_ready(dealer, partial(self._take_answer, rank, line))
+        self._handle_when_ready(monitor, partial(self._take_event, rank, line, monitor))
+        return line
 
-    def _send(self, rank: int | None, frames: Frames) -> None:
-        if rank in self._lost:
+    def _send(self, to: int | bytes, frames: Frames | None) -> None:
+        """Sends a message: see _outgoing."""
+        if isinstance(to, bytes):
+            self._send_answer(to, frames)
+        elif frames is None:
+            self._lose(to, CONNECTION_ENDED)
+        elif to not in self._lost:
+            self._send_call(to, frames)
+
+    def _send_answer(self, peer: bytes, frames: Frames | None) -> None:
+        if frames is None:
+            self._listener.hang_up(peer)
             return
+        with contextlib.suppress(zmq.ZMQError):  # the peer is gone
+            self._listener.send(peer, frames)
+
+    def _send_call(self, rank: int, frames: Frames) -> None:
         try:
-            if rank is None:
-                send(self._router, frames)
-            else:
-                send(self._dealers.get(rank) or self._dial(rank), frames)
-        except (zmq.ZMQError, KeyError) as error:  # a peer that is gone, or one socket too many
-            if rank is None:
-                return
+            line = self._lines.get(rank) or self._dial(rank)
+            line.send(frames)
+        except (zmq.ZMQError, KeyError) as error:  # a rank that is gone, or one socket too many
             is_gone = isinstance(error, zmq.Again)
             self._lose(rank, CONNECTION_ENDED if is_gone else f"it cannot be called: {error}")
 
@@ -233,27 +273,28 @@ class ZeroMQ(Wire):
     def _send_again(self, rank: int) -> None:
         """Sends what a rank has not answered. It goes out when the rank is back."""
         self.returned(rank)
+        self._dial(rank)
         with self._lock:
+            self._ends[rank] += 1
             for _ in range(len(self._outgoing)):
                 message = self._outgoing.popleft()
                 if message[0] != rank:
                     self._outgoing.append(message)
-            unanswered = [call.frames for call in self._pending.values() if call.rank == rank]
-        dealer = self._dial(rank)
-        for frames in unanswered:
-            send(dealer, frames)
+            for call in self._pending.values():
+                if call.rank == rank:
+                    self._post(rank, call.frames)
 
     def _hang_up(self, rank: int) -> None:
         """Closes the connection to a rank.
 
         ZeroMQ would connect again otherwise, to whoever listens there then.
         """
-        dealer = self._dealers.pop(rank, None)
-        if dealer is None:
+        line = self._lines.pop(rank, None)
+        if line is None:
             return
-        monitor = dealer.get_monitor_socket()
-        dealer.disable_monitor()
-        for socket in (dealer, monitor):
+        monitor = line.socket.get_monitor_socket()
+        line.socket.disable_monitor()
+        for socket in (line.socket, monitor):
             self._poller.unregister(socket)
             del self._handlers[socket]
             socket.close()
@@ -268,14 +309,20 @@ class ZeroMQ(Wire):
         for number, call in calls:
             self._settle(number, RuntimeError(why or no_answer(call.timeout)))
 
-    def _take_answer(self, dealer: "zmq.Socket[bytes]") -> None:
-        frames = receive(dealer)
+    def _take_answer(self, rank: int, line: Line) -> None:
+        try:
+            frames = line.receive()
+        except NotAuthentic as error:
+            self._lose(rank, str(error))
+            return
+        if not frames:
+            return
         if sum(map(len, frames)) <= SMALL:
-            self._read_answer(frames)
+            self._read_answer(rank, frames)
         else:
-            self._pool.submit(self._read_answer, frames)
+            self._pool.submit(self._read_answer, rank, frames)
 
-    def _take_event(self, rank: int, monitor: "zmq.Socket[bytes]") -> None:
+    def _take_event(self, rank: int, line: Line, monitor: "zmq.Socket[bytes]") -> None:
         """Takes note that the connection to a rank has ended.
 
         Answers that came before that count. They are read here, so that they are not late.
@@ -283,13 +330,14 @@ class ZeroMQ(Wire):
         frames = receive(monitor)
         if not frames:
             return
-        while answer := receive(self._dealers[rank]):
-            self._read_answer(answer)
         event = int.from_bytes(frames[0].bytes[:2], "little")
-        if event & REFUSED:
-            self._lose(rank, "it does not have this job's key")
-        else:
-            self._lose(rank, CONNECTION_ENDED)
+        why = NO_KEY if event & REFUSED else CONNECTION_ENDED
+        try:
+            while (answer := line.receive()) is not None:
+                self._read_answer(rank, answer)
+        except NotAuthentic as error:
+            why = str(error)
+        self._lose(rank, why)
 
     def _take_requests(self) -> None:
         """Handles what peers ask for.
@@ -298,27 +346,61 @@ class ZeroMQ(Wire):
         sockets there are, the longer a poll takes, and the more messages are read after it.
         """
         for _ in range(1 + len(self._handlers) // SOCKETS_A_MESSAGE):
-            frames = receive(self._router)
-            if not frames:
+            frames = self._listener.receive()
+            if frames is None:
                 return
-            request = _read_request(frames)
-            if request is None:
-                continue  # anybody may have sent it
-            if request.method in QUICK and _is_small(request, frames):
-                self._handle(request)
+            if not frames:
+                continue
+            if sum(map(len, frames)) <= SMALL:
+                self._take_small_request(frames)
             else:
-                self._pool.submit(self._handle, request, time.perf_counter())
+                self._pool.submit(self._take_large_request, frames, time.perf_counter())
 
-    def _handle(self, request: _Request, queued: float | None = None) -> None:
-        """Answers a request.
+    def _take_small_request(self, frames: Frames) -> None:
+        request = self._read_request(frames)
+        if request is None:
+            return
+        if request.method in QUICK and not _has_parcels(request):
+            self._handle(request)
+        else:
+            self._pool.submit(self._handle_queued, request, time.perf_counter())
+
+    def _take_large_request(self, frames: Frames, queued: float) -> None:
+        """Decrypts a request and handles it; see _handle_queued."""
+        waited_s = time.perf_counter() - queued
+        request = self._read_request(frames)
+        if request is not None:
+            self.requests.waited(request.method, waited_s)
+            self._handle(request)
+
+    def _read_request(self, frames: Frames) -> _Request | None:
+        """Returns the request in a message; None where it is none: anybody may have sent it.
 
         Args:
-            request: the peer's call.
-            queued: when the request began to wait for a thread, by time.perf_counter(); None: it
-                did not wait.
+            frames: the frame of the peer, and those of its message.
         """
-        if queued is not None:
-            self.requests.waited(request.method, time.perf_counter() - queued)
+        peer = frames[0].bytes
+        try:
+            number, method, arguments = self._unpack(frames[1:])
+        except NotAuthentic:
+            self._hand_over(peer, None)
+            return None
+        except (ValueError, TypeError):  # TypeError: it is no list
+            return None
+        if type(number) is not int or type(method) is not str or type(arguments) is not list:
+            return None
+        return _Request(peer, number, method, arguments)
+
+    def _unpack(self, frames: Frames) -> Any:
+        return unpack(disclose(frames) if self._sockets.secret else frames)
+
+    def _handle_queued(self, request: _Request, queued: float) -> None:
+        """Answers a request that has waited for a thread since then, by time.perf_counter()."""
+        self.requests.waited(request.method, time.perf_counter() - queued)
+        self._handle(request)
+
+    def _handle(self, request: _Request) -> None:
+        """Answers a request."""
         try:
             answer = self.requests.calls[request.method](*request.arguments)
         except Exception as error:
@@ -347,11 +429,14 @@ class ZeroMQ(Wire):
                 traceback.print_exception(error)
                 words = f"{type(error).__name__}: {error}"
             frames = pack([number, words, None])
-        self._post(None, [request.peer, *frames])
+        self._post(request.peer, frames)
 
-    def _read_answer(self, frames: Frames) -> None:
+    def _read_answer(self, rank: int, frames: Frames) -> None:
         try:
-            number, problem, value = unpack(frames)
+            number, problem, value = self._unpack(frames)
+        except NotAuthentic:
+            self._hand_over(rank, None)
+            return
         except (ValueError, TypeError):
             return
         if type(number) is int:
@@ -366,26 +451,13 @@ class ZeroMQ(Wire):
             pending.future.set_result(outcome)
 
 
-def _read_request(frames: Frames) -> _Request | None:
-    """Returns the request in a message that the router has received; None where it is none."""
-    try:
-        number, method, arguments = unpack(frames[1:])
-    except (ValueError, TypeError):  # TypeError: it is no list
-        return None
-    if type(number) is not int or type(method) is not str or type(arguments) is not list:
-        return None
-    return _Request(frames[0].bytes, number, method, arguments)
-
-
-def _is_small(request: _Request, frames: Frames) -> bool:
-    """Returns whether a request has no large tensor, in its frames or in shared memory."""
-    if sum(map(len, frames)) > SMALL:
-        return False
+def _has_parcels(request: _Request) -> bool:
+    """Returns whether a request has a tensor in shared memory, which is large."""
     for argument in request.arguments:
         if type(argument) is Push and type(argument.gradient) is list:
             if any(type(tensor) is Parcel for tensor in argument.gradient):
-                return False
-    return True
+                return True
+    return False
 
 
 @while_served()
@@ -399,8 +471,8 @@ def connect(world: World, store: "Store", timeout: float, requests: Requests) ->
         requests: answers the peers.
 
     Raises:
-        Failure: the job is on several hosts, and there is no key; the address is not this host's;
-            some rank is lost, or has ended.
+        Failure: the job is on several hosts, and there is no key; it is no key; the address is not
+            this host's; some rank is lost, or has ended.
     """
     key = os.environ.get(WIRE_KEY, "")
     if not key and not world.is_local:
@@ -408,7 +480,6 @@ def connect(world: World, store: "Store", timeout: float, requests: Requests) ->
             "--wire zmq over hosts needs a key: `hvdtrain launch` makes one, or set "
             f"{WIRE_KEY} on every rank"
         )
-    check_key(key)
     address = own_address(world)
     try:
         wire = ZeroMQ(f"tcp://{address}", requests, key, timeout)
@@ -439,7 +510,7 @@ def connect_again(
         endpoints: where the other ranks listen.
         timeout: seconds that a handshake may take.
         requests: answers the peers.
-        key: CURVE's secret key, or empty.
+        key: the job's key, or empty.
 
     Raises:
         Failure: another process listens there now.
