@@ -249,19 +249,19 @@ def test_an_option_that_would_do_nothing_is_refused_and_a_comparison_gives_it_to
 def test_a_warm_up_ends_and_a_trace_begins_before_training_ends():
     check_length(RunConfig(warmup=9), 32)
     check_length(RunConfig(warmup=9, time_budget=1.0, trace=True, trace_steps="99-99"), 32)
-    check_length(RunConfig(trace=True, trace_steps="15-99"), 32)
+    check_length(RunConfig(epochs=15, trace=True, trace_steps="15-99"), 32)
     with pytest.raises(
         UsageError, match="--warmup 15 is not over before training is, which has 15 steps"
     ):
-        check_length(RunConfig(warmup=15), 32)
+        check_length(RunConfig(epochs=15, warmup=15), 32)
     with pytest.raises(
         UsageError, match=r"^--local-steps 16: training has 15 steps, and would exchange nothing"
     ):
-        check_length(RunConfig(mode="allreduce", local_steps=16), 32)
+        check_length(RunConfig(mode="allreduce", epochs=15, local_steps=16), 32)
     with pytest.raises(
         UsageError, match="--trace-steps 16-99 would trace nothing: training has 15 steps"
     ):
-        check_length(RunConfig(trace=True, trace_steps="16-99"), 32)
+        check_length(RunConfig(epochs=15, trace=True, trace_steps="16-99"), 32)
 
 
 @pytest.mark.parametrize(
