@@ -402,7 +402,7 @@ def _print_plan(job: Comparison, secrets: Collection[str]) -> None:
         rates = sorted({run.config.lr for run in of_contender})
         numbers = ", ".join(f"{rate:g}" for rate in rates)
         lines.append(f"tried first, in {len(of_contender)} trainings of {name}: --lr {numbers}")
-    possible = [*sprints, *trials, *job.possible_whole_runs()]
+    possible = [*sprints, *trials, *job.possible_whole_runs(), *job.possible_repeats()]
     lines.append(forecast(requested_runs, possible, job.progress.kept, job.state))
     click.echo("\n".join(lines))
 

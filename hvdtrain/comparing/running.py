@@ -139,6 +139,20 @@ class Comparison:
             return []
         return self._whole_runs(self._expected_contenders(), [self.number_of_trainings + 1])
 
+    def possible_repeats(self) -> list[Planned]:
+        """Returns about the repeats that follow if the answer is not known: see _repeat_more."""
+        contenders = self._expected_contenders()
+        possible: list[Planned] = []
+        for look in LOOKS:
+            if not self.repeats < look <= self.most_repeats:
+                continue
+            rounds = self._rounds(contenders, look)[self.repeats :]
+            runs = self.progress.left([*itertools.chain(*rounds)])
+            if total_seconds(runs, self.state) > MORE_S:
+                break
+            possible = runs
+        return possible
+
     def _left(self) -> list[Planned]:
         """Returns the runs that are left to do, as far as they are known."""
         to_try = [*self.sprints_left(), *self.trials_left()]
@@ -278,14 +292,18 @@ class Comparison:
                 continue
             if self.progress.failed or self._why_enough(margins):
                 return
-            rounds = self._rounds(contenders, look)[self.repeats :]
-            takes_s = total_seconds([*itertools.chain(*rounds)], self.state)
-            if time.monotonic() - began + takes_s > MORE_S:
+            answers = self._answers(margins)
+            if not any(answer.is_told_by_repeats(look - 1) for answer in answers):
                 return
-            self.console.print(
-                f"the answer is not known after {with_noun(self.repeats, 'repeat')}: "
-                f"{len(rounds)} more follow"
-            )
+            rounds = self._rounds(contenders, look)[self.repeats :]
+            left = self.progress.left([*itertools.chain(*rounds)])
+            if time.monotonic() - began + total_seconds(left, self.state) > MORE_S:
+                return
+            if left:
+                self.console.print(
+                    f"the answer is not known after {with_noun(self.repeats, 'repeat')}: "
+                    f"{len(rounds)} more follow"
+                )
             self.repeats = look
             for runs in rounds:
                 self._do_undisturbed(runs, most=len(contenders) * look)

@@ -168,7 +168,9 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
     of_runs: dict[Kind, InRun] = {}
     if is_local:
         of_runs = _on_one_host(distributed)
-        computing = computing_of_all(list(of_runs.values()), base.batch_per_worker)
+        computing = computing_of_all(
+            list(of_runs.values()), base.batch_per_worker, base.threads_per_worker
+        )
         base = with_computing(base, computing)
     else:
         used += distributed.values()

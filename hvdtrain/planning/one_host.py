@@ -115,12 +115,14 @@ def _typical_step(run: Run) -> TypicalStep:
     for process in summary.processes:
         if process.rank is not None and process.cpu_s and summary.wall_s:
             cpu_s[process.rank] = process.cpu_s / summary.wall_s * seconds
-    # A run that was resumed has rows of its last start.
-    is_whole = len(cpu_s) == run.kind.workers + run.kind.servers and len(run.manifest.parts) < 2
+    # A run that was resumed has rows of its last start. An older version may have recorded no
+    # processor time of computing in its first one.
+    is_resumed = len(run.manifest.parts) > 1
+    is_whole = len(cpu_s) == run.kind.workers + run.kind.servers and not is_resumed
     return TypicalStep(
         seconds,
         times * (parts.get("forward", 0.0) + parts.get("backward", 0.0)),
-        times * (summary.computing_cpu_seconds or 0.0),
+        0.0 if is_resumed else times * (summary.computing_cpu_seconds or 0.0),
         cpu_s if is_whole else {},
     )
 
@@ -203,13 +205,20 @@ def computing_s(calibration: Calibration) -> float:
     )
 
 
-def computing_of_all(found: Sequence[InRun], batch: int) -> Quantity:
-    """Returns the seconds that a worker computes in a step of so many samples, as runs tell it."""
+def computing_of_all(found: Sequence[InRun], batch: int, threads: int) -> Quantity:
+    """Returns the seconds that a worker computes in a step, as runs tell it.
+
+    Args:
+        found: of each run.
+        batch: the worker's samples in a step.
+        threads: the worker's threads.
+    """
     seconds = []
     for of_run in found:
         times = batch / of_run.calibration.batch_per_worker
-        seconds.append(times * computing_s(of_run.calibration))
-    if all(of_run.step.computing_cpu_s for of_run in found):
+        seconds.append(times * computing_s(of_run.calibration.with_threads(threads)))
+    is_on_gpu = found[0].calibration.device == "cuda"
+    if is_on_gpu or all(of_run.step.computing_cpu_s for of_run in found):
         return Quantity.of(seconds)
     # Upper bounds, of which the least is the nearest.
     return Quantity.exactly(min(seconds))

@@ -92,6 +92,10 @@ class Answer:
     def is_known(self) -> bool:
         return self.word != UNKNOWN
 
+    def is_told_by_repeats(self, done: int) -> bool:
+        """Returns whether only repeats are missing for an answer, and more of them than `done`."""
+        return not self.is_known and (self.data["repeats_needed"] or 0) > done
+
     @property
     def hangs_on_training(self) -> bool:
         """Whether one more training may decide.

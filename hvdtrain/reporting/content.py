@@ -38,6 +38,8 @@ _BUSIEST_NOTE = "busiest: which part of all samples the busiest worker computed"
 UNFOLDED = 5
 # Columns of a terminal that the label of a line takes.
 _MARGIN = 10
+# The label of the line with the next command. About how long the command takes stands behind it.
+_NEXT = "next"
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class Content:
             (_, about), *lines = _answer_lines(compared, answer)
             parts.append(page.plain(about))
             for label, text in lines:
-                if label == "next":
+                if label.startswith(_NEXT):
                     parts.append(f"**{label}** {page.code(text)}")
                 else:
                     parts.append(page.plain(text, label))
@@ -240,9 +242,8 @@ def _answer_lines(compared: ComparedRuns, answer: Answer) -> list[tuple[str, str
         says = answer.data["flips"]["says"]
         lines.append(("forecast", f"by speed, {says}" if by_speed else says))
     seconds = answer.data["next_s"]
-    # A comment of the shell, so that the line can be pasted whole.
-    duration = f"  # about {in_minutes(seconds)}" if seconds else ""
-    lines.append(("next", f"{answer.next}{duration}"))
+    duration = f", {in_minutes(seconds)}" if seconds else ""
+    lines.append((f"{_NEXT}{duration}", answer.next))
     return lines
 
 
@@ -251,7 +252,7 @@ def _show_answer(compared: ComparedRuns, answer: Answer, console: "Console") -> 
     for label, text in _answer_lines(compared, answer):
         line = f"{label:{_MARGIN - 2}}  {text}"
         # The command is not wrapped, since it is pasted whole.
-        if label != "next":
+        if not label.startswith(_NEXT):
             line = textwrap.fill(
                 line, console.width, subsequent_indent=" " * _MARGIN, break_on_hyphens=False
             )

@@ -91,7 +91,7 @@ def predict_words(calibration: str, batch: int) -> list[str]:
 def compare_words(name: str, batch: int) -> list[str]:
     hosts = f"{PREFIX}1:1,{PREFIX}2:1"
     words = ["compare", "-H", hosts, *MODELS[name].words, "--batch-size", str(2 * batch)]
-    return [*words, "--modes", MODES, "--trainings", "0"]
+    return [*words, "--modes", MODES, "--trainings", "0", "--repeats", "5"]
 
 
 def hvdtrain(*words: str) -> None:

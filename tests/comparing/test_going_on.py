@@ -355,7 +355,8 @@ def test_what_is_far_behind_its_family_or_one_machine_is_not_repeated_or_trained
 
 
 def answer(word, **quality):
-    return Answer(word, "", [], "", [], {"quality": [quality] if quality else []})
+    needed = {"repeats_needed": 14 if word == UNKNOWN else None}
+    return Answer(word, "", [], "", [], {"quality": [quality] if quality else [], **needed})
 
 
 @pytest.mark.parametrize(("known_after", "done"), [(15, 18), (19, 22), (99, 28)])

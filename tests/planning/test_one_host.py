@@ -167,10 +167,10 @@ def test_what_several_runs_tell_of_computing(tmp_path):
         for repeat, seconds in enumerate((0.1, 0.12, 0.15), 1)
     ]
     batch = BATCH // 4
-    found = computing_of_all([in_run(run) for run in recorded], batch)
+    found = computing_of_all([in_run(run) for run in recorded], batch, 1)
     assert [found.low, found.value, found.high] == pytest.approx([0.1, 0.12, 0.15])
-    doubled = computing_of_all([in_run(run) for run in recorded], 2 * batch)
+    doubled = computing_of_all([in_run(run) for run in recorded], 2 * batch, 1)
     assert doubled.value == pytest.approx(0.24)
     bounds = [*recorded, write(tmp_path / "old", "ddp", 0, 1, cores=2)]
-    least = computing_of_all([in_run(run) for run in bounds], batch)
+    least = computing_of_all([in_run(run) for run in bounds], batch, 1)
     assert least.value == least.high == pytest.approx(0.1)

@@ -405,7 +405,7 @@ def test_the_terminal_ends_with_the_answer_that_verdict_json_has(written, tmp_pa
         ("forecast", flips["says"]),
     ]
     assert out[-1 - len(told) : -1] == [f"{label:8}  {text}" for label, text in told]
-    assert out[-1].startswith(f"next      {verdict['next']}  # about ")
+    assert re.fullmatch(rf"next, \d+ (s|min)  {re.escape(verdict['next'])}", out[-1])
     subject = "vggf, 0.250M weights, digits; batch 64, lr 0.001; 2 workers"
     assert any(line.startswith(f"NOT YET KNOWN  {subject}") for line in out[-6:])
     invoke(written, "--json", tmp_path / "v.json", "--margin", 0.5)

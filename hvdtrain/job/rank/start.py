@@ -41,6 +41,7 @@ class Start:
             tally = Tally(**state["tally"])
             # A snapshot has means over the workers.
             tally.seconds = [spent * world.workers for spent in tally.seconds]
+            tally.computing_cpu_seconds *= world.workers
         slowed = None
         # Seconds with another --slow say nothing of this one.
         if state["config"].get("slow") == config.slow:
