@@ -20,8 +20,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.network import new_wire_key
 from hvdtrain.job.ps.server_metrics import ServerLoad
-from hvdtrain.job.wire import packing, sockets
-from hvdtrain.job.wire.messages import FreshWeights, Push
+from hvdtrain.job.wire import packing, sockets, zeromq
+from hvdtrain.job.wire.messages import CONNECTION_ENDED, FreshWeights, Push
 from hvdtrain.job.wire.noise import Opening
 from hvdtrain.job.wire.packing import _DTYPES, pack, unpack
 from hvdtrain.job.wire.requests import STAYS, WATCH, Calls, Requests, as_future
@@ -373,6 +373,23 @@ def test_what_is_changed_on_the_way_ends_the_connection(way, size, between):
     changed.clear()
     with pytest.raises(RuntimeError, match="its connection ended"):
         call(worker, "push", 3, push._replace(step=2))
+
+
+@pytest.mark.parametrize("way", ["enclose", "disclose"])
+def test_where_memory_runs_out_the_connection_ends_and_nobody_waits(way, ends, monkeypatch):
+    key = new_wire_key()
+    worker = ends.worker(ends.server(key), key)
+    assert call(worker, "twice", 1) == [1, 1]
+    does = getattr(zeromq, way)
+
+    def without_memory(frames):
+        if sum(map(len, frames)) > zeromq.SMALL:
+            raise MemoryError
+        return does(frames)
+
+    monkeypatch.setattr(zeromq, way, without_memory)
+    with pytest.raises(RuntimeError, match=CONNECTION_ENDED):
+        call(worker, "push", 3, Push(1, 7, 6, 0.1, torch.randn(100_000)), timeout=None)
 
 
 def test_a_connection_that_is_led_to_another_rank_is_not_answered(ends):

@@ -21,7 +21,7 @@ from hvdtrain.job.wire.wire import Wire, server_failed
 # evenly, so that none waits while another is busy. All workers together have no more than that
 # under way for each server, which may have to hold so much until others push.
 UNDER_WAY = 48 * 2**20
-AT_ONCE = 8  # how many buckets one call each is under way for, in ask_each
+AT_ONCE = 8  # the most buckets that one call each is under way for, in ask_each
 
 
 class StepContext(NamedTuple):
@@ -181,6 +181,9 @@ class PushExchange(Exchange):
             for number, bucket in enumerate(buckets)
         ]
         servers = {bucket.server for bucket in buckets}
+        largest = max((lane.size for lane in lanes), default=1)
+        # A server holds an encrypted copy of each answer until the worker has received it.
+        self._at_once = min(AT_ONCE, max(1, UNDER_WAY // (workers * largest)))
         room = UNDER_WAY // max(len(servers), workers)
         super().__init__(lanes, sizes, weights, staging, room, patience, tell, wire.condition())
         no_step = StepContext(0, 0.0, None, PushStatus(0))  # there is nothing to wait for yet
@@ -226,8 +229,8 @@ class PushExchange(Exchange):
         A few calls are under way at a time: the optimizer's state of all buckets may be too much
         for one process.
         """
-        for first in range(0, len(self.lanes), AT_ONCE):
-            lanes = self.lanes[first : first + AT_ONCE]
+        for first in range(0, len(self.lanes), self._at_once):
+            lanes = self.lanes[first : first + self._at_once]
             answers = [(lane, call(lane.bucket)) for lane in lanes]
             for lane, answer in answers:
                 yield lane, self.path.wire.result(lane.bucket.server, answer)

@@ -6,13 +6,14 @@ is not let in:
 - ZeroMQ asks for a password (PLAIN, its RFC 24), which follows from the key. It keeps strangers'
   bytes out of this process's memory.
 - A channel is begun on each connection (`noise`), and all that follows is in it. The password is
-  sent in clear: who has recorded it can connect, and no more.
+  sent in clear: whoever has recorded it can connect, and can fill memory with what means nothing.
 
 ZeroMQ's own encryption, CURVE, takes 3 ms of a core for each MB. AES takes 0.3 ms, since processors
 have instructions for it.
 """
 
 import contextlib
+import logging
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from zmq.utils import z85
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.network import WIRE_KEY
 from hvdtrain.job.wire.messages import CONNECTION_ENDED
-from hvdtrain.job.wire.noise import KEY, Channel, NotAuthentic, Opening, reply_to
+from hvdtrain.job.wire.noise import KEY, TAG, Channel, NotAuthentic, Opening, reply_to
 from hvdtrain.job.wire.packing import Frames, receive, send
 
 MOST_SOCKETS = 2**14
@@ -36,6 +37,7 @@ USER = "hvdtrain"
 # one that was not used for the longest time is forgotten where there are more.
 MOST_GREETED = 2**12
 MOST_CHANNELS = 2**14
+PEER = 5  # bytes of the name that ZeroMQ gives a peer; this job's peers choose none
 NO_KEY = "it does not have this job's key"  # why a rank is lost
 
 
@@ -95,7 +97,9 @@ class SecretLine(Line):
         opening = Opening(secret, endpoint.encode())
         self._state: Opening | Channel = opening
         self._waiting: list[Frames] = []  # until there is a channel
-        send(socket, [opening.greeting])
+        # The rank may have refused the connection already, as an event will tell.
+        with contextlib.suppress(zmq.ZMQError):
+            send(socket, [opening.greeting])
 
     def send(self, frames: Frames) -> None:
         if isinstance(self._state, Channel):
@@ -181,6 +185,8 @@ class SecretListener(Listener):
         frames = receive(self.socket)
         if not frames:
             return None
+        if len(frames[0]) != PEER:
+            return []
         peer = frames[0].bytes
         channel = self._channels.get(peer) or self._greeted.get(peer)
         if channel is None:
@@ -201,6 +207,8 @@ class SecretListener(Listener):
 
     def _greet(self, peer: bytes, frames: "Sequence[zmq.Frame]") -> None:
         """Begins a channel with a peer, if it has sent a greeting."""
+        if len(frames[1]) != KEY + TAG:  # before it is copied: anybody may have sent it
+            return
         try:
             reply, channel = reply_to(frames[1].bytes, self._secret, self.endpoint.encode())
         except NotAuthentic:
@@ -243,7 +251,9 @@ class Sockets:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MOST_SOCKETS)
         self._password = _password(self.secret) if key else ""
-        self._authenticator = ThreadAuthenticator(self._context) if key else None
+        # pyzmq would log the password.
+        silent = logging.Logger("zmq.auth", logging.CRITICAL)
+        self._authenticator = ThreadAuthenticator(self._context, log=silent) if key else None
         if self._authenticator:  # have ZeroMQ ask for the password
             self._authenticator.start()
             self._authenticator.configure_plain("*", {USER: self._password})

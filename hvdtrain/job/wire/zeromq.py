@@ -170,7 +170,14 @@ class ZeroMQ(Wire):
             ends: how many connections had ended before. What was posted before another one ended
                 was posted again since.
         """
-        enclosed = enclose(frames)
+        with self._lock:
+            if self._ends[to] != ends:
+                return
+        enclosed: Frames | None = None  # ends the connection
+        try:
+            enclosed = enclose(frames)
+        except Exception:  # such as a MemoryError, which nobody else would see: callers would wait
+            traceback.print_exc()
         with self._lock:
             if self._ends[to] == ends:
                 self._hand_over(to, enclosed)
@@ -334,7 +341,8 @@ class ZeroMQ(Wire):
         why = NO_KEY if event & REFUSED else CONNECTION_ENDED
         try:
             while (answer := line.receive()) is not None:
-                self._read_answer(rank, answer)
+                if answer:
+                    self._read_answer(rank, answer)
         except NotAuthentic as error:
             why = str(error)
         self._lose(rank, why)
@@ -354,7 +362,7 @@ class ZeroMQ(Wire):
             if sum(map(len, frames)) <= SMALL:
                 self._take_small_request(frames)
             else:
-                self._pool.submit(self._take_large_request, frames, time.perf_counter())
+                self._pool.submit(self._take_large_request, list(frames), time.perf_counter())
 
     def _take_small_request(self, frames: Frames) -> None:
         request = self._read_request(frames)
@@ -365,10 +373,11 @@ class ZeroMQ(Wire):
         else:
             self._pool.submit(self._handle_queued, request, time.perf_counter())
 
-    def _take_large_request(self, frames: Frames, queued: float) -> None:
+    def _take_large_request(self, frames: list[Any], queued: float) -> None:
         """Decrypts a request and handles it; see _handle_queued."""
         waited_s = time.perf_counter() - queued
         request = self._read_request(frames)
+        frames.clear()  # frees what was encrypted
         if request is not None:
             self.requests.waited(request.method, waited_s)
             self._handle(request)
@@ -386,6 +395,10 @@ class ZeroMQ(Wire):
             self._hand_over(peer, None)
             return None
         except (ValueError, TypeError):  # TypeError: it is no list
+            return None
+        except Exception:  # such as a MemoryError: the peer would wait for an answer
+            traceback.print_exc()
+            self._hand_over(peer, None)
             return None
         if type(number) is not int or type(method) is not str or type(arguments) is not list:
             return None
@@ -438,6 +451,10 @@ class ZeroMQ(Wire):
             self._hand_over(rank, None)
             return
         except (ValueError, TypeError):
+            return
+        except Exception:  # such as a MemoryError: the caller would wait
+            traceback.print_exc()
+            self._hand_over(rank, None)
             return
         if type(number) is int:
             self._settle(number, RuntimeError(problem) if problem else value)
