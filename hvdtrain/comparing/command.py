@@ -206,7 +206,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     "repeat",
     several=SPANNED,
     snapshot_every="never",
-    sprint=2.0,
+    sprint=3.0,
     wire=",".join(WIRES),
 )
 @deciding_options
