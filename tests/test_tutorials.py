@@ -42,20 +42,13 @@ def work_through(page: str, folder: Path, env: dict[str, str] = ENV) -> None:
             assert "Traceback" not in done.stdout
 
 
-def test_the_lecturers_lab(tmp_path):
+@pytest.mark.parametrize(("page", "hosts"), [("lecturer.md", "lab"), ("hosts.md", "duo")])
+def test_a_tutorial_that_makes_hosts(page, hosts, tmp_path):
     leave_out(why_not())
     try:
-        work_through("lecturer.md", tmp_path)
+        work_through(page, tmp_path)
     finally:
-        testbed.down(testbed.NodeSet("lab"))
-
-
-def test_the_hosts_tutorial(tmp_path):
-    leave_out(why_not())
-    try:
-        work_through("hosts.md", tmp_path)
-    finally:
-        testbed.down(testbed.NodeSet("duo"))
+        testbed.down(testbed.NodeSet(hosts))
 
 
 def test_the_cluster_tutorial(tmp_path):

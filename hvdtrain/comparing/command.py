@@ -331,6 +331,8 @@ def compare(
     else:
         contenders = _first_settings(search, requested, state)
     number_of_trainings = trainings if sprint_s else 0
+    is_fixed = until_sure or "repeats" in given
+    most_repeats = repeats if is_fixed else _more_repeats(config.seed, sprint_s)
     job = Comparison(
         folder,
         contenders,
@@ -343,9 +345,7 @@ def compare(
         decided_by,
         looks_for_rates=looks_for_rates,
         given=given,
-        most_repeats=0
-        if until_sure or "repeats" in given
-        else _more_repeats(config.seed, sprint_s),
+        most_repeats=most_repeats,
     )
     _note_crowds([] if gpus else crowded(requested, cores))
     if dry_run:

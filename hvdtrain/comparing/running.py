@@ -47,6 +47,16 @@ def reach_answers(
     return [reach_answer(compared.runs, margins, conduct) for compared in comparisons]
 
 
+def _why_enough(answers: Sequence[Answer]) -> str:
+    """Returns why no more repeats are needed for these answers; empty if they are."""
+    compared = [answer for answer in answers if answer.compares]
+    if answers and not compared:
+        return "there is nothing to compare"
+    if compared and all(answer.is_known for answer in compared):
+        return "the answer is known"
+    return ""
+
+
 class Comparison:
     """The runs of a comparison: does them, and tells how far it is.
 
@@ -143,15 +153,17 @@ class Comparison:
         """Returns about the repeats that follow if the answer is not known: see _repeat_more."""
         contenders = self._expected_contenders()
         possible: list[Planned] = []
-        for look in LOOKS:
-            if not self.repeats < look <= self.most_repeats:
-                continue
+        for look in self._further_looks():
             rounds = self._rounds(contenders, look)[self.repeats :]
             runs = self.progress.left([*itertools.chain(*rounds)])
             if total_seconds(runs, self.state) > MORE_S:
                 break
             possible = runs
         return possible
+
+    def _further_looks(self) -> list[int]:
+        """Returns the numbers of repeats, beyond `repeats`, after which the answer is looked at."""
+        return [look for look in LOOKS if self.repeats < look <= self.most_repeats]
 
     def _left(self) -> list[Planned]:
         """Returns the runs that are left to do, as far as they are known."""
@@ -287,12 +299,12 @@ class Comparison:
     def _repeat_more(self, contenders: Sequence[Planned], margins: Margins) -> None:
         """Repeats up to the next looks, until the answer is known or MORE_S are spent."""
         began = time.monotonic()
-        for look in LOOKS:
-            if not self.repeats < look <= self.most_repeats:
-                continue
-            if self.progress.failed or self._why_enough(margins):
+        for look in self._further_looks():
+            if self.progress.failed:
                 return
-            answers = self._answers(margins)
+            answers = self._look(margins)
+            if _why_enough(answers):
+                return
             if not any(answer.is_told_by_repeats(look - 1) for answer in answers):
                 return
             rounds = self._rounds(contenders, look)[self.repeats :]
@@ -309,21 +321,18 @@ class Comparison:
                 self._do_undisturbed(runs, most=len(contenders) * look)
 
     def _why_enough(self, margins: Margins) -> str:
-        """Looks at the answers so far. If one hangs on a second training, that is done first.
-
-        Returns:
-            Why no more repeats are needed; empty if they are.
+        """Looks at the answers so far, and returns why no more repeats are needed; empty if they
+        are.
         """
+        return _why_enough(self._look(margins))
+
+    def _look(self, margins: Margins) -> list[Answer]:
+        """Returns the answers so far. If one hangs on a second training, that is done first."""
         answers = self._answers(margins)
         if self.may_train_again and any(answer.hangs_on_training for answer in answers):
             self._train_again()
             answers = self._answers(margins)
-        compared = [answer for answer in answers if answer.compares]
-        if answers and not compared:
-            return "there is nothing to compare"
-        if compared and all(answer.is_known for answer in compared):
-            return "the answer is known"
-        return ""
+        return answers
 
     def _answers(self, margins: Margins) -> list[Answer]:
         return reach_answers(self.progress.finished.values(), margins, self.decided_by)

@@ -164,10 +164,7 @@ class Calibration:
         divisors.append(self.machine_speedup)
         if any(divisor and divisor.value < _LEAST_RATE for divisor in divisors):
             raise ValueError(f"efficiency and machine_speedup have to be at least {_LEAST_RATE}")
-        computing_ms = self.fixed_ms.value
-        for layer in self.layers:
-            computing_ms += layer.forward_ms.value + layer.backward_ms.value
-        if computing_ms < _LEAST_COMPUTING_MS:
+        if self.fixed_ms.value + self.layers_ms < _LEAST_COMPUTING_MS:
             raise ValueError("fixed_ms and the layers' computing are no time at all")
 
     @property
@@ -176,14 +173,27 @@ class Calibration:
         share = self.made.get("others_share")
         return share if isinstance(share, float) else 0.0
 
-    def slower(self, factor: float) -> "Calibration":
-        """Returns the calibration with all computing so many times as long."""
+    @property
+    def layers_ms(self) -> float:
+        """The milliseconds of forward and backward of all layers together."""
+        return sum(layer.forward_ms.value + layer.backward_ms.value for layer in self.layers)
+
+    def changed_layers(self, change: Callable[[Quantity], Quantity]) -> tuple[LayerCost, ...]:
+        """Returns the layers with another time of forward and of backward each."""
         layers = []
         for layer in self.layers:
-            forward_ms = layer.forward_ms.times(factor)
-            backward_ms = layer.backward_ms.times(factor)
+            forward_ms = change(layer.forward_ms)
+            backward_ms = change(layer.backward_ms)
             layers.append(replace(layer, forward_ms=forward_ms, backward_ms=backward_ms))
-        return replace(self, layers=tuple(layers), fixed_ms=self.fixed_ms.times(factor))
+        return tuple(layers)
+
+    def slower(self, factor: float) -> "Calibration":
+        """Returns the calibration with all computing so many times as long."""
+
+        def longer(took: Quantity) -> Quantity:
+            return took.times(factor)
+
+        return replace(self, layers=self.changed_layers(longer), fixed_ms=longer(self.fixed_ms))
 
     def sooner(self, speedup: Quantity) -> "Calibration":
         """Returns the calibration with all computing so many times as fast."""
@@ -191,12 +201,7 @@ class Calibration:
         def divided(took: Quantity) -> Quantity:
             return _ratio(took, speedup)
 
-        layers = []
-        for layer in self.layers:
-            forward_ms = divided(layer.forward_ms)
-            backward_ms = divided(layer.backward_ms)
-            layers.append(replace(layer, forward_ms=forward_ms, backward_ms=backward_ms))
-        return replace(self, layers=tuple(layers), fixed_ms=divided(self.fixed_ms))
+        return replace(self, layers=self.changed_layers(divided), fixed_ms=divided(self.fixed_ms))
 
     def with_batch(self, batch: int) -> "Calibration":
         """Returns the calibration for a worker's step of so many samples."""

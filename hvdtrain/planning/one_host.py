@@ -190,19 +190,12 @@ def with_computing(base: Calibration, seconds: Quantity) -> Calibration:
     def scaled(took: Quantity) -> Quantity:
         return Quantity(took.value * value, took.low * low, took.high * high)
 
-    layers = []
-    for layer in base.layers:
-        forward_ms = scaled(layer.forward_ms)
-        backward_ms = scaled(layer.backward_ms)
-        layers.append(replace(layer, forward_ms=forward_ms, backward_ms=backward_ms))
-    return replace(base, layers=tuple(layers))
+    return replace(base, layers=base.changed_layers(scaled))
 
 
 def computing_s(calibration: Calibration) -> float:
     """Returns the seconds of forward and backward together."""
-    return 1e-3 * sum(
-        layer.forward_ms.value + layer.backward_ms.value for layer in calibration.layers
-    )
+    return 1e-3 * calibration.layers_ms
 
 
 def computing_of_all(found: Sequence[InRun], batch: int, threads: int) -> Quantity:
@@ -215,8 +208,7 @@ def computing_of_all(found: Sequence[InRun], batch: int, threads: int) -> Quanti
     """
     seconds = []
     for of_run in found:
-        times = batch / of_run.calibration.batch_per_worker
-        seconds.append(times * computing_s(of_run.calibration.with_threads(threads)))
+        seconds.append(computing_s(of_run.calibration.with_batch(batch).with_threads(threads)))
     is_on_gpu = found[0].calibration.device == "cuda"
     if is_on_gpu or all(of_run.step.computing_cpu_s for of_run in found):
         return Quantity.of(seconds)

@@ -16,15 +16,16 @@ that does nothing else. What OUT already has is not made again. Name models to m
 import argparse
 import json
 import math
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from two_hosts import hvdtrain, two_hosts
+
+from hvdtrain.base import modes
 from hvdtrain.planning import show
+from hvdtrain.runs.read import grouped
 
 PREFIX = "gallery"
 HOSTS = (2, 4, 8, 16)
@@ -34,6 +35,7 @@ MEASURED_LINKS = ("100mbit", "1gbit")
 BATCHES = (8, 64)
 MODES = "allreduce,ps-sync,ps-async"
 SIDES = {"ring": "ring", "servers": "servers", "one_machine": "one machine"}
+SIDE_OF = {modes.RING: "ring", modes.SERVERS: "servers", modes.ONE_MACHINE: "one_machine"}
 SHORT = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE"}
 
 
@@ -94,20 +96,6 @@ def compare_words(name: str, batch: int) -> list[str]:
     return [*words, "--modes", MODES, "--trainings", "0", "--repeats", "5"]
 
 
-def hvdtrain(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "hvdtrain", *words], check=True)
-
-
-@contextmanager
-def two_hosts(link: str) -> Iterator[None]:
-    """Two hosts of a core each, which end with the block."""
-    hvdtrain("hosts", "up", "--count", "2", "--rate", link, "--cpus", "1,1", "--prefix", PREFIX)
-    try:
-        yield
-    finally:
-        hvdtrain("hosts", "down", "--prefix", PREFIX)
-
-
 def predict(names: Sequence[str], out: Path) -> None:
     for name in names:
         calibration = out / f"{name}.json"
@@ -121,7 +109,7 @@ def predict(names: Sequence[str], out: Path) -> None:
 
 def measure(names: Sequence[str], out: Path) -> None:
     for link in MEASURED_LINKS:
-        with two_hosts(link):
+        with two_hosts(PREFIX, link):
             for name in names:
                 for batch in BATCHES:
                     folder = out / f"{name}-{batch}-{link}"
@@ -149,31 +137,21 @@ def measured_cell(folder: Path) -> Cell | None:
     verdict = json.loads(file.read_text(encoding="utf-8"))
     answer = "ONE" if verdict["answer"] == "ONE MACHINE" else verdict["answer"]
     by_side: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
-    for contender in grouped(verdict["runs"]).values():
+    timed = [run for run in verdict["runs"] if run.get("samples_per_s")]
+    for contender in grouped(timed, contender_of).values():
         speeds = [math.log(run["samples_per_s"]) for run in contender]
         mean = math.exp(sum(speeds) / len(speeds))
-        by_side[side_of(contender[0]["mode"])].append(
-            (mean, math.exp(min(speeds)), math.exp(max(speeds)))
-        )
+        side = SIDE_OF[modes.declared(contender[0]["mode"]).family]
+        by_side[side].append((mean, math.exp(min(speeds)), math.exp(max(speeds))))
     best = [max(figures, default=None) for figures in by_side.values()]
     return Cell(
         f"**{answer}**", [f"**{in_words(*figures)}**" if figures else "–" for figures in best]
     )
 
 
-def grouped(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The timed runs of each contender."""
-    contenders: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        if run.get("samples_per_s"):
-            contenders.setdefault(run["run"].rsplit("-r", 1)[0], []).append(run)
-    return contenders
-
-
-def side_of(mode: str) -> str:
-    if mode == "single":
-        return "one_machine"
-    return "servers" if mode.startswith("ps-") else "ring"
+def contender_of(run: dict[str, Any]) -> str:
+    """The run's name without the number of its repeat."""
+    return str(run["run"]).rsplit("-r", 1)[0]
 
 
 def predicted_cell(place: dict[str, Any]) -> Cell:

@@ -24,13 +24,12 @@ leaves out: each rate that was tried, each contender's seconds, and the doubts.
 
 import argparse
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from two_hosts import hvdtrain, two_hosts
 
 PREFIX = "target"
 RATE = "200mbit"
@@ -77,20 +76,6 @@ CASES = {
 }
 
 
-def hvdtrain(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "hvdtrain", *words], check=True)
-
-
-@contextmanager
-def hosts() -> Iterator[None]:
-    """Two hosts of a core each, which end with the block."""
-    hvdtrain("hosts", "up", "--count", "2", "--rate", RATE, "--cpus", "1,1", "--prefix", PREFIX)
-    try:
-        yield
-    finally:
-        hvdtrain("hosts", "down", "--prefix", PREFIX)
-
-
 def compare(name: str, out: Path, is_rehearsed: bool, is_dry: bool) -> None:
     """Makes the comparison of a case, or goes on with it, and notes how long it took."""
     words = ["compare", *JOB, *CASES[name].words, "--out", str(out / name)]
@@ -103,7 +88,7 @@ def compare(name: str, out: Path, is_rehearsed: bool, is_dry: bool) -> None:
         return
     began = time.monotonic()
     if "-H" in words:
-        with hosts():
+        with two_hosts(PREFIX, RATE):
             hvdtrain(*words)
     else:
         hvdtrain(*words)

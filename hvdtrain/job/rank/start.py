@@ -40,8 +40,7 @@ class Start:
         if world.is_chief:
             tally = Tally(**state["tally"])
             # A snapshot has means over the workers.
-            tally.seconds = [spent * world.workers for spent in tally.seconds]
-            tally.computing_cpu_seconds *= world.workers
+            tally.scale_seconds(world.workers)
         slowed = None
         # Seconds with another --slow say nothing of this one.
         if state["config"].get("slow") == config.slow:

@@ -81,6 +81,11 @@ class Tally:
         together.stale_max = max(tally.stale_max for tally in workers)
         return together
 
+    def scale_seconds(self, factor: float) -> None:
+        """Multiplies the seconds: a snapshot has means over the workers, and training has sums."""
+        self.seconds = [spent * factor for spent in self.seconds]
+        self.computing_cpu_seconds *= factor
+
 
 class StepLines:
     """A worker's metrics file: a JSON line for each step.

@@ -103,8 +103,7 @@ class Saver:
         """
         tally = Tally.of([Tally(**row["tally"]) for row in rows])
         # Seconds are means over the workers: the next start may have more or fewer.
-        tally.seconds = [spent / len(rows) for spent in tally.seconds]
-        tally.computing_cpu_seconds /= len(rows)
+        tally.scale_seconds(1 / len(rows))
         manifest = json.loads((self.job.folder / MANIFEST).read_text(encoding="utf-8"))
         facts = {name: manifest[name] for name in FACTS}
         return {

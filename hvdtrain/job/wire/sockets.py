@@ -17,6 +17,7 @@ import logging
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import zmq
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -148,7 +149,7 @@ class Listener:
         """Sends a message to a peer. Where the peer is gone, nobody gets it."""
         send(self.socket, [peer, *frames])
 
-    def receive(self) -> Frames | None:
+    def receive(self) -> list[Any] | None:
         """Returns the peer's frame and the frames of its message; None: there is no message.
 
         There are no frames where the message is none for the caller.
@@ -181,7 +182,7 @@ class SecretListener(Listener):
         if channel:
             send(self.socket, [peer, *channel.encrypt(frames)])
 
-    def receive(self) -> Frames | None:
+    def receive(self) -> list[Any] | None:
         frames = receive(self.socket)
         if not frames:
             return None

@@ -156,7 +156,7 @@ class ZeroMQ(Wire):
         """Has a message sent: with a key, the pool's threads encrypt large tensors before."""
         if not self._sockets.secret:
             self._hand_over(to, frames)
-        elif sum(map(len, frames)) <= SMALL:
+        elif _is_small(frames):
             self._hand_over(to, enclose(frames))
         else:
             with contextlib.suppress(RuntimeError):  # this process has left
@@ -324,7 +324,7 @@ class ZeroMQ(Wire):
             return
         if not frames:
             return
-        if sum(map(len, frames)) <= SMALL:
+        if _is_small(frames):
             self._read_answer(rank, frames)
         else:
             self._pool.submit(self._read_answer, rank, frames)
@@ -359,10 +359,10 @@ class ZeroMQ(Wire):
                 return
             if not frames:
                 continue
-            if sum(map(len, frames)) <= SMALL:
+            if _is_small(frames):
                 self._take_small_request(frames)
             else:
-                self._pool.submit(self._take_large_request, list(frames), time.perf_counter())
+                self._pool.submit(self._take_large_request, frames, time.perf_counter())
 
     def _take_small_request(self, frames: Frames) -> None:
         request = self._read_request(frames)
@@ -389,23 +389,32 @@ class ZeroMQ(Wire):
             frames: the frame of the peer, and those of its message.
         """
         peer = frames[0].bytes
-        try:
-            number, method, arguments = self._unpack(frames[1:])
-        except NotAuthentic:
-            self._hand_over(peer, None)
+        content = self._read(peer, frames[1:])
+        if content is None:
             return None
-        except (ValueError, TypeError):  # TypeError: it is no list
-            return None
-        except Exception:  # such as a MemoryError: the peer would wait for an answer
-            traceback.print_exc()
-            self._hand_over(peer, None)
-            return None
+        number, method, arguments = content
         if type(number) is not int or type(method) is not str or type(arguments) is not list:
             return None
         return _Request(peer, number, method, arguments)
 
-    def _unpack(self, frames: Frames) -> Any:
-        return unpack(disclose(frames) if self._sockets.secret else frames)
+    def _read(self, sender: int | bytes, frames: Frames) -> tuple[Any, Any, Any] | None:
+        """Returns the three parts of a message; None where it is none: anybody may have sent it.
+
+        If a message cannot be read for another reason, the connection with its sender ends. The
+        sender of a request, or the caller whose answer it is, would wait otherwise.
+        """
+        try:
+            number, second, third = unpack(disclose(frames) if self._sockets.secret else frames)
+        except NotAuthentic:
+            self._hand_over(sender, None)
+        except (ValueError, TypeError):  # TypeError: it is no list
+            pass
+        except Exception:  # such as a MemoryError, which nobody else would see
+            traceback.print_exc()
+            self._hand_over(sender, None)
+        else:
+            return number, second, third
+        return None
 
     def _handle_queued(self, request: _Request, queued: float) -> None:
         """Answers a request that has waited for a thread since then, by time.perf_counter()."""
@@ -445,17 +454,10 @@ class ZeroMQ(Wire):
         self._post(request.peer, frames)
 
     def _read_answer(self, rank: int, frames: Frames) -> None:
-        try:
-            number, problem, value = self._unpack(frames)
-        except NotAuthentic:
-            self._hand_over(rank, None)
+        content = self._read(rank, frames)
+        if content is None:
             return
-        except (ValueError, TypeError):
-            return
-        except Exception:  # such as a MemoryError: the caller would wait
-            traceback.print_exc()
-            self._hand_over(rank, None)
-            return
+        number, problem, value = content
         if type(number) is int:
             self._settle(number, RuntimeError(problem) if problem else value)
 
@@ -466,6 +468,11 @@ class ZeroMQ(Wire):
             pending.future.set_exception(outcome)
         elif pending:
             pending.future.set_result(outcome)
+
+
+def _is_small(frames: Frames) -> bool:
+    """Returns whether a message has no large tensor in its frames."""
+    return sum(map(len, frames)) <= SMALL
 
 
 def _has_parcels(request: _Request) -> bool:
