@@ -15,17 +15,15 @@ that does nothing else. What OUT already has is not made again. Name models to m
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from two_hosts import hvdtrain, two_hosts
 
-from hvdtrain.base import modes
 from hvdtrain.planning import show
-from hvdtrain.runs.read import grouped
 
 PREFIX = "gallery"
 HOSTS = (2, 4, 8, 16)
@@ -34,8 +32,8 @@ LINKS = {"100mbit": 0.1, "1gbit": 1.0, "10gbit": 10.0}
 MEASURED_LINKS = ("100mbit", "1gbit")
 BATCHES = (8, 64)
 MODES = "allreduce,ps-sync,ps-async"
+# The sides, as keys of a prediction have them and as the answer of a comparison has them.
 SIDES = {"ring": "ring", "servers": "servers", "one_machine": "one machine"}
-SIDE_OF = {modes.RING: "ring", modes.SERVERS: "servers", modes.ONE_MACHINE: "one_machine"}
 SHORT = {"p_ring": "RING", "p_servers": "SERVERS", "p_one_machine": "ONE"}
 
 
@@ -136,22 +134,14 @@ def measured_cell(folder: Path) -> Cell | None:
         return None
     verdict = json.loads(file.read_text(encoding="utf-8"))
     answer = "ONE" if verdict["answer"] == "ONE MACHINE" else verdict["answer"]
-    by_side: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
-    timed = [run for run in verdict["runs"] if run.get("samples_per_s")]
-    for contender in grouped(timed, contender_of).values():
-        speeds = [math.log(run["samples_per_s"]) for run in contender]
-        mean = math.exp(sum(speeds) / len(speeds))
-        side = SIDE_OF[modes.declared(contender[0]["mode"]).family]
-        by_side[side].append((mean, math.exp(min(speeds)), math.exp(max(speeds))))
-    best = [max(figures, default=None) for figures in by_side.values()]
-    return Cell(
-        f"**{answer}**", [f"**{in_words(*figures)}**" if figures else "–" for figures in best]
-    )
-
-
-def contender_of(run: dict[str, Any]) -> str:
-    """The run's name without the number of its repeat."""
-    return str(run["run"]).rsplit("-r", 1)[0]
+    sides = []
+    for family in SIDES.values():
+        of_side = [row for row in verdict["runs"] if row["family"] == family]
+        timed = [row for row in of_side if row["samples_per_s"]]
+        fastest = max(timed, key=itemgetter("samples_per_s"), default=None)
+        figures = fastest and itemgetter("samples_per_s", "least", "most")(fastest)
+        sides.append(f"**{in_words(*figures)}**" if figures else "–")
+    return Cell(f"**{answer}**", sides)
 
 
 def predicted_cell(place: dict[str, Any]) -> Cell:
