@@ -46,6 +46,7 @@ MORE = (
 # The folder of the process that forks the ranks of all workers of pytest-xdist: it takes seconds to
 # load what ranks need.
 SHARED = "HVDTRAIN_TESTS_FORKS"
+COULD_NOT_BEGIN = "the process that forks ranks could not begin: what it imports fails, see above"
 
 
 @functools.cache
@@ -58,8 +59,10 @@ def fork_server() -> str:
     with contextlib.suppress(OSError):  # another worker has asked
         os.close(os.open(Path(folder) / "asked", os.O_WRONLY | os.O_NONBLOCK))
     deadline = time.monotonic() + 90
+    failure = place.with_name("failed")
     while not place.exists():
-        assert time.monotonic() < deadline, "the process that forks ranks could not begin"
+        waited_too_long = time.monotonic() > deadline
+        assert not (waited_too_long or failure.exists()), COULD_NOT_BEGIN
         time.sleep(0.05)
     return str(place)
 
@@ -75,7 +78,11 @@ def share_fork_server() -> None:
     def wait_and_start() -> None:
         with open(folder / "asked"):  # which waits for who opens it to write
             pass
-        _start_server(folder)
+        try:
+            _start_server(folder)
+        except AssertionError:  # which has to be told to the processes that wait
+            (folder / "failed").touch()
+            raise
 
     threading.Thread(target=wait_and_start, daemon=True).start()
 
@@ -98,7 +105,7 @@ def _start_server(folder: Path) -> Path:
     # and wait for it: what its ranks took is in `time`'s figures then
     atexit.register(server.communicate)
     while not place.exists():
-        assert server.poll() is None, "the process that forks ranks could not begin"
+        assert server.poll() is None, COULD_NOT_BEGIN
         time.sleep(0.05)
     return place
 

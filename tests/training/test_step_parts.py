@@ -8,7 +8,9 @@ from helpers.jobs import JOB, adds_up, hvdtrain, steps
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("beside_digits")]
 
-SLOW_S = 0.05
+# Much longer than what a busy machine does between two instructions: that much of the optimizer is
+# hidden.
+SLOW_S = 0.25
 # What a rank runs first, so that each step of the optimizer of what workers exchange takes so much
 # longer.
 SLOW_OPTIMIZER = f"""
@@ -47,7 +49,7 @@ def test_what_a_step_waits_for_the_optimizer_is_the_optimizer_in_every_mode(
     every = 2 if "--local-steps" in options else 1
     for rank in (0, 1):
         rows = steps(out, rank)[every::every]  # which begin with what the steps before came to
-        assert statistics.median(row["optimizer_s"] for row in rows) > 0.7 * SLOW_S
+        assert statistics.median(row["optimizer_s"] for row in rows) > 0.5 * SLOW_S
     assert adds_up(json.loads((out / "summary.json").read_text()))
 
 
