@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hvdtrain.reporting.explaining.explained import Explained
     from hvdtrain.runs.read import Run
 
-Folder = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Result:
         )
 
     def plot(self) -> "Axes":
-        """Draws the samples/s of each contender relative to all-reduce, with confidence intervals.
+        """Draws the samples/s of each contender relative to the fastest ring, with confidence intervals.
 
         Returns:
             The plot's axes, of matplotlib.
@@ -135,7 +135,7 @@ def compare(**options: Any) -> Result | None:
     return Result(content) if content else None
 
 
-def read(*runs: Folder) -> Result:
+def read(*runs: FilePath) -> Result:
     """Compares finished runs, as `hvdtrain report` does.
 
     Args:
@@ -156,7 +156,7 @@ def read(*runs: Folder) -> Result:
     return Result(content_of(find_runs(folders), conduct=conducted(folders)))
 
 
-def explain(run: Folder) -> "Explained":
+def explain(run: FilePath) -> "Explained":
     """Returns where the time of a run's steps went, and which worker the others waited for.
 
     `hvdtrain explain` prints the same.
@@ -195,7 +195,7 @@ def init(batch_size: int | None = None, early: bool = True) -> "ScriptJob":
     return begin(batch_size, early)
 
 
-def plan(calibration: Folder, **options: Any) -> dict[str, Any]:
+def plan(calibration: FilePath, **options: Any) -> dict[str, Any]:
     """Predicts the speed of a cluster, as `hvdtrain plan predict` does.
 
     The command's options are the arguments.

@@ -16,9 +16,14 @@ PAGE = ROOT / "hvdtrain" / "API.md"
 INTRODUCTION = """\
 # hvdtrain from Python
 
-For notebooks, for programs that compare, and for [training scripts](job/script/README.md).
-[Comparing](comparing/README.md#from-python) has an example.
-`UsageError` and `Failure` are raised with the sentences that the commands print.
+This page lists the functions and types that a Python program can use: a notebook, a program that compares, or a
+[training script](job/script/README.md). For example:
+
+    import hvdtrain as hv
+    print(hv.compare(modes=["allreduce", "ps-sync"], steps=50, out="runs/from-python").answer)
+
+[Comparing](comparing/README.md#from-python) has a longer example. Errors are exceptions, `UsageError` and `Failure`.
+Their text is what the command would print. A `FilePath` is a path as text or as a `pathlib.Path`.
 
 `python tests/api_page.py` makes this page from the docstrings and the commands' `--help`.
 """
@@ -67,7 +72,7 @@ def _is_public(member: griffe.Object | griffe.Alias) -> bool:
 
 
 def _signature(described: griffe.Object) -> str:
-    """Returns a call or an attribute, with types: `plan(calibration: Folder, **options) → dict`."""
+    """Returns a call or an attribute, with types: `plan(calibration: FilePath, **options) → dict`."""
     if isinstance(described, griffe.Class):
         return described.name
     if isinstance(described, griffe.Attribute):
@@ -146,7 +151,7 @@ COMMANDS = {"hvdtrain.api.compare": _compare_command, "hvdtrain.api.plan": _pred
 
 def _options(command: click.Command) -> str:
     """Returns a table of a command's options, as arguments."""
-    lines = ["| argument | type | meaning |", "|---|---|---|"]
+    lines = ["| argument | type | default | meaning |", "|---|---|---|---|"]
     for option in command.params:
         if not isinstance(option, click.Option) or option.hidden or not option.help:
             continue
@@ -155,8 +160,16 @@ def _options(command: click.Command) -> str:
         name = option.name if option.name in names else min(names, key=len)
         kind = "bool" if option.is_flag else option.type.name.replace("|", " or ")
         meaning = _on_one_line(option.help).replace("|", "\\|")
-        lines.append(f"| `{name}` | {kind} | {meaning} |")
+        lines.append(f"| `{name}` | {kind} | {_default(option)} | {meaning} |")
     return "\n".join([*lines, ""])
+
+
+def _default(option: click.Option) -> str:
+    """Returns an option's default as the page shows it; empty if there is none."""
+    if isinstance(option.show_default, str):
+        return option.show_default
+    default = option.to_info_dict()["default"]
+    return "" if default is None or default == "" else str(default)
 
 
 if __name__ == "__main__":

@@ -403,9 +403,7 @@ def test_a_comparison_whose_runs_all_fail_says_why_and_where_to_look(here, monke
 def test_a_comparison_finds_bad_weights_before_it_begins(here, monkeypatch, capfd):
     args = "compare --modes single --dataset ./data --pretrained file --out new"
     code, _, err = run(args.split(), monkeypatch, capfd)
-    assert (
-        code == 2 and "--pretrained file: is no file that torch.save or safetensors writes" in err
-    )
+    assert code == 2 and "--pretrained file is no file that torch.save or safetensors writes" in err
     assert not (here / "new").exists()
 
 

@@ -4,6 +4,7 @@ exist.
 
 import contextlib
 import csv
+import dataclasses
 import itertools
 import json
 import re
@@ -23,6 +24,7 @@ from helpers.jobs import ENV, SETTINGS, check_run_folder, hvdtrain
 
 from hvdtrain.base import modes
 from hvdtrain.base.config import recipes
+from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.cli import cli
 
 ROOT = Path(__file__).parent.parent
@@ -230,7 +232,7 @@ def parse(command: click.Command, words: Sequence[str]) -> None:
         return parse(found, words[1:])
     if command.name == "launch" and "--" in words:
         at = list(words).index("--")
-        parse(cli, ["train", *words[at + 1 :]])
+        parse_launched(words[at + 1 :])
         words = words[:at]
     values, left, _ = command.make_parser(context).parse_args(list(words))
     if left:
@@ -246,12 +248,25 @@ def parse(command: click.Command, words: Sequence[str]) -> None:
                 raise click.UsageError(f"{parameter.name}: {word}")
 
 
+def parse_launched(words: Sequence[str]) -> None:
+    """Raises UsageError for what `launch` does not take after --: it has --out and others itself."""
+    train = cli.get_command(click.Context(cli), "train")
+    assert train
+    fields = {field.name for field in dataclasses.fields(RunConfig)} - {"servers"}
+    of_train_alone = [parameter for parameter in train.params if parameter.name not in fields]
+    for option in itertools.chain(*(parameter.opts for parameter in of_train_alone)):
+        if option in words:
+            raise click.UsageError(f"launch takes no {option} after --")
+    parse(train, words)
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "hvdtrain lunch",
         "hvdtrain launch --frob 1",
         "hvdtrain launch -n 2 -- --frob 1",
+        "hvdtrain launch -n 2 -- --config tuned.toml",
         "mpirun -np 2 hvdtrain train --mode ring",
         "hvdtrain stop a b",
         "hvdtrain data biuld x",

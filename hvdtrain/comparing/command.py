@@ -100,7 +100,7 @@ def _use_preset(ctx: click.Context, param: click.Parameter, name: str) -> str:
 
 
 def _is_file(preset: str) -> bool:
-    """Returns whether a preset is a user's file, such as --tune leaves, and no name."""
+    """Returns whether --preset is a file, such as --tune leaves, instead of a name."""
     return preset.endswith(".toml")
 
 
@@ -129,10 +129,9 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     is_eager=True,
     callback=_use_preset,
     metavar="NAME",
-    help="Repeat a published experiment at its size: the help of the command ends with the names. "
-    "Its options are the defaults of all other options here, and the report has its authors' "
-    "figures, if there are some. Or take the options from a file: one that --tune has left, or a "
-    "run's config.toml.",
+    help="Take the options of a published experiment as defaults; `hvdtrain compare --help` "
+    "ends with the names. The report then shows the authors' figures too, if there are any. NAME can also be a "
+    "file: one that --tune has left, or a run's config.toml.",
 )
 @click.option(
     *MODES,
@@ -167,7 +166,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 @click.option(
     "--trainings",
     type=click.IntRange(0),
-    show_default="1, and a second where the answer hangs on it",
+    show_default="1, and a second where the answer depends on it",
     help="How many whole trainings follow the sprints, to measure accuracy. Of modes that compute "
     "the same steps, one is trained.",
 )
@@ -175,7 +174,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     "--tune",
     type=DURATION,
     default=None,
-    help="Search for each side's fastest settings for so long in all, in place of the short search "
+    help="Search for each side's fastest settings for this long in all, in place of the short search "
     "of two rounds. It tries more settings, as far as they are not given: all rings, their "
     "transports, wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers. "
     "OUT/tuned-….toml has the options of each side's fastest, for --preset and train --config.",
@@ -205,6 +204,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     "servers",
     "repeat",
     several=SPANNED,
+    hidden=("lr_around", "lr_trainings", "looked_for"),  # which this command sets itself
     snapshot_every="never",
     sprint=3.0,
     wire=",".join(WIRES),
@@ -260,20 +260,20 @@ def compare(
     sprints come first, and do not count. They try as many settings of rings as of servers, in the
     same time: transports, wires and waits, as far as they are not given. Settings that are shown to
     be slower are left out. Then, of modes that do the same mathematics, one is trained as a whole,
-    and a second time if the answer hangs on it. If a length is given, as --epochs 5, all contenders
-    are trained as a whole and none sprints. If --trainings is given too, sprints come first.
+    and a second time if the answer depends on it. If a length is given, such as --epochs 5, whole
+    trainings measure speed, and no sprint counts. If --trainings is given too, sprints come first.
 
     With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
     of each contender. It ends when the target is reached, or after all epochs.
 
-    Each contender uses all cores of its hosts, whoever else is compared: workers share the cores of
+    Each contender uses all cores of its hosts, whatever else is compared: workers share the cores of
     their host, and `single` is one machine with all of them. Over several hosts, rings on one of
     them stand for one machine too. With no options it takes some minutes on two cores. A comparison
     that was interrupted goes on with the same command and --out. More repeats or another mode are
     added in the same way.
 
-    With --script your own training loop is compared, which sprints stop between two of its steps.
-    It is trained as a whole where --trainings says so: then job.report tells what it has learned.
+    With --script your own training loop is compared. A sprint ends between two steps of the loop.
+    With --trainings the whole script runs too, and job.report says what it has learned.
     """
     options = with_script_words(options, script_words)
     decided_by = _what_decides(ctx, options)
@@ -505,7 +505,7 @@ def _most_settings(
         return None
     settings_by_side = sides(requested)
     if not settings_by_side:
-        raise UsageError("--tune is of rings and servers: name one of them in --modes")
+        raise UsageError("--tune needs rings or servers: name some in --modes")
     settings = list(itertools.chain(*settings_by_side.values()))
     seconds_of_sprint = max(expected_seconds(run.sprint(SPRINT_S), state) for run in settings)
     seconds_of_side = seconds / len(settings_by_side)
@@ -513,7 +513,7 @@ def _most_settings(
 
 
 def _check_folder(dataset: str) -> None:
-    """Refuses a --dataset that is to be a folder, and is none.
+    """Refuses a --dataset that names a folder which does not exist.
 
     Raises:
         UsageError: there is no such folder.
@@ -595,7 +595,7 @@ def _sprint_length(ctx: click.Context, options: dict[str, Any], decided_by: str)
         sprint_s = 0.0
     if ctx.params["tune"] and not sprint_s:
         raise UsageError(
-            "--tune looks for the best by sprints: give --trainings too, for whole runs after them"
+            "--tune searches by sprints, and whole trainings have none: add --trainings"
         )
     return sprint_s
 

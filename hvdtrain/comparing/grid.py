@@ -525,7 +525,10 @@ def _keep_slow_of_first_worker(options: dict[str, Any]) -> None:
 
 
 def _usable_options(axes: Axes, mode: str) -> dict[str, list[Any]]:
-    """Returns the options that a mode has a use for, but the task's, with their usable values."""
+    """Returns the options that a mode uses, with the values it can have.
+
+    Options of the task are left out.
+    """
     usable = {}
     for name in axes.options:
         values = [] if name in TASK else _usable_values(axes, name, mode)

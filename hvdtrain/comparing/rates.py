@@ -1,13 +1,14 @@
 """The search for the learning rate of each mathematics, before times to the target are compared.
 
-One rate for all is unfair to whoever learns best at another. So each mathematics (all modes in
-lockstep have one) is trained at the same number of rates around the given one, in the same number
-of trainings of the same length, with seeds that the comparison does not use. Successive halving:
-after a training of each, the better half is trained once more with another seed, and so on.
+Contenders have the same *mathematics* if their steps compute the same, as those of all lockstep
+modes do. Each mathematics gets its own learning rate, since one rate for all would favour some. Each
+is trained at the same number of rates around the given one, in the same number of trainings of the
+same length, with seeds that the comparison does not use. Successive halving: after a training of
+each rate, the better half is trained once more with another seed, and so on.
 
-At the best rate, as many other settings are tried for each mathematics, in the same way: warming
-up; for asynchronous modes how a push counts, and how far a worker may be ahead; and finer rates
-where there is nothing else.
+At the best rate, equally many other settings are tried for each mathematics, in the same way:
+warm-up; for asynchronous modes how a push counts and how far a worker may be ahead. If there are
+too few of these, finer rates are tried.
 """
 
 import math
@@ -88,7 +89,7 @@ def groups(contenders: Sequence[Planned]) -> list[list[Planned]]:
 def _mathematics_of_task(run: Planned) -> Hashable:
     """Returns a key of the task and of what its steps compute.
 
-    Whoever is slow changes no step in lockstep, unless backup workers have slow pushes left out.
+    In lockstep a slow worker changes no step, unless --backup drops its pushes.
     """
     is_lockstep = modes.declared(run.config.mode).lockstep and not run.config.backup
     slow = "" if is_lockstep else run.config.slow

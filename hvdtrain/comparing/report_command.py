@@ -115,15 +115,15 @@ def report(
     margin: float,
     accuracy_margin: float,
 ) -> None:
-    """Ring or servers? A table of finished runs and the answer here, with --out also a report with
-    plots.
+    """Ring or servers? Print a table of finished runs and the answer. With --out, also write a
+    report with plots.
 
     A RUN is the folder of one job, a folder of such folders, or what `hvdtrain compare` made.
 
-    Mode, number of workers and of servers are what is compared. Repeats of the same number are
-    compared with each other, and an answer needs five of them. With --decide-by target their times
-    to the target are. Runs of several models, global
-    batches (each of one learning rate) or values of --slow are compared within each.
+    The table compares modes, numbers of workers and numbers of servers. Runs with the same repeat
+    number form a pair, and an answer needs five pairs. With --decide-by target the times to the
+    target are compared instead of samples/s. Each model, global batch (of one learning rate) and
+    value of --slow has a separate answer.
 
     Runs that differ in anything else that has to be equal for a fair comparison (data, hosts and
     their cores, hardware, versions, the samples of a repeat …) are refused, and the field is named.

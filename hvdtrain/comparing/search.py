@@ -392,8 +392,8 @@ class _RunningSearch:
     def _can_stand_for(self, other: Planned, run: Planned) -> bool:
         """Returns whether another setting, if it is faster, can stand for this one.
 
-        It can if both are of the same group. For a setting that nobody asked for, any setting of
-        the side can that computes the same.
+        It can if both are in the same group. A setting that the search has added can be replaced by
+        any lockstep setting of its side, if it is in lockstep too.
         """
         if self.search.group(other) == self.search.group(run):
             return True
@@ -419,7 +419,7 @@ class _RunningSearch:
     # Who cannot be told apart
 
     def _leave_one_of_each_group(self) -> None:
-        """Leaves one setting of each group, and of what nobody asked for the fastest alone."""
+        """Keeps one setting of each group. Of the added settings only the fastest stays."""
         spread = self._spread()
         for settings in self.left.values():
             for behind in self._behind(settings):

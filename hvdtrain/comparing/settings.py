@@ -47,10 +47,10 @@ def widen(
     hosts: Sequence[Host] = (),
     given: Collection[str] = (),
 ) -> list[Planned]:
-    """Returns contenders of everything that a side can be set to, as far as it was not given.
+    """Returns a contender for each setting of each side, varying the options that were not given.
 
-    If a ring is compared, all rings are tried, which compute the same, and both transports. Besides
-    one server, as many servers as workers are tried; and so is SPACE.
+    If a ring is compared, all rings and both transports are tried. If servers are, one server and
+    as many as workers. The values in SPACE are tried for both sides.
 
     Args:
         axes: what was asked for.

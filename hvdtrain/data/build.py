@@ -73,8 +73,8 @@ def build(
     out = out.expanduser().resolve()
     if images_from and (out.is_relative_to(images_from) or images_from.is_relative_to(out)):
         raise UsageError(
-            f"--out '{out}' and what the images come from, '{images_from}', lie in each other: "
-            "name another folder"
+            f"--out '{out}' and the source of the images, '{images_from}': one of these folders is "
+            "inside the other, so choose another folder"
         )
     if not force and images_from is None and is_built(recipe, out):
         return out

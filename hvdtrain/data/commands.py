@@ -32,9 +32,10 @@ def data() -> None:
       FOLDER/train/<class>/<image>.png   (or jpg, jpeg, bmp, webp)
       FOLDER/val/<class>/<image>.png     (no other classes)
 
-    `hvdtrain data build folder --source DIR --out FOLDER` makes one of images that are in a folder
-    for each class. `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a built-in data
-    set, which is built on first use and kept in your cache; HVDTRAIN_CACHE=FOLDER moves that.
+    `hvdtrain data build folder --source DIR --out FOLDER` makes such a folder from images that are
+    in a folder for each class. `--dataset FOLDER` takes any such folder. `--dataset NAME` takes a
+    built-in data set, which is built on first use and kept in your cache; HVDTRAIN_CACHE=FOLDER
+    moves that.
     """
 
 
@@ -92,17 +93,17 @@ def list_() -> None:
     "coil100: `edible-toy-other` or `objects`.",
 )
 @click.option(
-    "--num-classes", type=click.IntRange(2), help="imagenet: so many classes, drawn by --seed."
+    "--num-classes", type=click.IntRange(2), help="imagenet: this many classes, drawn by --seed."
 )
 @click.option(
     "--train-per-class",
     type=click.IntRange(1),
-    help="Keep at most so many training images of a class.",
+    help="Keep at most this many training images of a class.",
 )
 @click.option(
     "--val-per-class",
     type=click.IntRange(1),
-    help="Keep at most so many validation images of a class.",
+    help="Keep at most this many validation images of a class.",
 )
 @click.option(
     "--test-fraction",
@@ -113,7 +114,7 @@ def list_() -> None:
     "--resize",
     type=click.IntRange(0),
     metavar="PIXELS",
-    help="imagenet, folder: shrink the shorter side to this; 0 does not.",
+    help="imagenet, folder: shrink the shorter side to this many pixels; 0: keep the size.",
 )
 @click.option(
     "--link",
@@ -136,7 +137,7 @@ def list_() -> None:
 @click.option(
     "--noise",
     type=Real(0, 1),
-    help="turntable: share of coloured squares in each pixel, other ones in each view.  "
+    help="turntable: share of each pixel that is noise of coloured squares, different in each view.  "
     "[default: 0, of noisy-turntable 0.4]",
 )
 def build_(
@@ -154,10 +155,11 @@ def build_(
       hvdtrain data build imagenet-slice --archive ILSVRC2012_img_train.tar \\
           --classes goldfish,n02102040 --out two
 
-    `folder` takes your images, in a folder for each class, decodes each, and names those that it
-    leaves out; also of a zip or tar, which is not unpacked. It reads Tiny ImageNet, and Kaggle's
-    table of ImageNet's validation images. `imagenet-slice` takes ILSVRC2012's tars, an extracted tree, Kaggle's trees,
-    Imagenette, or any folder of class folders. The folder appears complete or not at all; if it has
+    `folder` takes your images from a folder, zip or tar with a folder for each class. It decodes
+    each image, and names those that it leaves out. A zip or tar is not unpacked. It reads Tiny
+    ImageNet, and Kaggle's table of ImageNet's validation images. `imagenet-slice` takes
+    ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
+    folders. The folder appears complete or not at all; if it has
     the same data set already, nothing is built. Its dataset.toml has the origin and the licence of
     the images, and how they were chosen and split. Equal inputs give equal bytes.
     """
@@ -199,7 +201,7 @@ def _images(dataset: str, label: str, validation: float) -> ImageFolder:
 
     if is_code(dataset):
         raise UsageError(
-            f"{dataset} is your own data, which nobody here knows as images: look at it there"
+            f"{dataset} is your own code: this command reads only image folders and Parquet files"
         )
     if not Path(dataset).is_dir() or Path(dataset).is_absolute():
         return find_dataset(dataset, label=label, validation=validation)
@@ -296,7 +298,7 @@ def show_(dataset: str, out: Path, images: int, label: str, validation: float) -
     type=click.IntRange(1, 4096),
     default=128,
     show_default=True,
-    help="MiB of a file, about.",
+    help="Size of a file, in MiB, approximately.",
 )
 @click.option("--force", is_flag=True, help="Replace what is packed there.")
 @LABEL

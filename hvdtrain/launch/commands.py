@@ -83,7 +83,8 @@ from hvdtrain.runs.scripts import check_script
 @click.option(
     *NUM_SERVERS,
     type=ServerNumber(),
-    help="Parameter servers, or `equal` to the workers; likewise.",
+    help="Number of parameter servers; `equal`: as many as workers; with --resume, by default as "
+    "before.",
 )
 @host_options
 @click.option(
@@ -97,8 +98,8 @@ from hvdtrain.runs.scripts import check_script
     "interface",
     default="",
     metavar="NAME",
-    help="By which hosts reach each other  [default: the one with the address that their names "
-    "mean].",
+    help="Network interface by which the hosts reach each other  [default: the one that has the "
+    "address of the host's name].",
 )
 @click.option(
     "--out",
@@ -113,7 +114,7 @@ from hvdtrain.runs.scripts import check_script
     default=0,
     show_default=True,
     metavar="R",
-    help="Start the job again so many times if it fails: it goes on after its last snapshot.",
+    help="Start the job again this many times if it fails: it goes on after its last snapshot.",
 )
 @click.option(
     "--respawn",
@@ -150,7 +151,7 @@ def launch(
     dry_run: bool,
     train_options: tuple[str, ...],
 ) -> None:
-    """Start a job of so many workers and servers.
+    """Start a job with workers and, in the ps- modes, servers.
 
     \b
       hvdtrain launch -n 2 -- --mode allreduce --epochs 3
@@ -285,9 +286,9 @@ def _where(
         is_unclear = not given
     if is_unclear:
         raise UsageError(
-            f"{resumed} was launched with `{shlex.join(before.place_options())}`: give that again, "
-            "or another --launcher; a run folder may be a stranger's, and does not say who starts "
-            "ranks, nor where"
+            f"{resumed} was launched with `{shlex.join(before.place_options())}`: give these "
+            "options again, or another --launcher. They are not read from the run folder, because "
+            "it may come from a stranger"
         )
     return recipe, listed
 
@@ -320,7 +321,7 @@ def _check_recipe_can(
         )
     if elastic and workers == 1:
         raise UsageError(
-            "--elastic needs two workers or more: without the first one nothing goes on"
+            "--elastic needs two workers or more: if the only worker dies, nothing goes on"
         )
 
 

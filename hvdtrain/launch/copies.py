@@ -42,7 +42,8 @@ def check_destination(folder: str) -> str:
         raise UsageError(f"--sync-dst-dir {folder!a} is not an absolute path such as /tmp/hvdtrain")
     if path != here and (path in here.parents or here in path.parents):
         raise UsageError(
-            f"--sync-dst-dir {path} and the folder that is copied, {here}, lie one in the other"
+            f"--sync-dst-dir {path} and the folder that is copied, {here}: one of these folders is "
+            "inside the other"
         )
     return str(path)
 

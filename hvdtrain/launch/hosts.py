@@ -25,7 +25,7 @@ RECIPE_OF_JOB = click.option(
     "--launcher",
     type=recipes.launcher,
     metavar="NAME|FILE",
-    help="Its recipe again, where that is a file outside launchers/.",
+    help="The job's recipe again, if it is a file outside launchers/.",
 )
 SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 

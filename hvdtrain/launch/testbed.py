@@ -508,8 +508,8 @@ def up_command(count: int | None, rate: str, cpus: str, prefix: str, force: bool
     if not cpus:
         share = (os.cpu_count() or 1) / number
         click.echo(
-            f"they share this machine's cores: `--cpus {share:.2g}` gives each a part, as hosts "
-            "have their own"
+            f"the hosts share this machine's cores: `--cpus {share:.2g}` gives each host its own "
+            "part"
         )
 
 

@@ -54,7 +54,7 @@ def read_states(path: Path) -> list[State]:
     states = list(_states(content, ""))
     if not states:
         raise UsageError(
-            f"--pretrained {path}: holds no dictionary of names and plain tensors"
+            f"--pretrained {path} holds no dictionary of names and plain tensors"
             f"{_described(content)}"
         )
     return sorted(states, key=_usual_place)
@@ -69,7 +69,7 @@ def listed(names: list[str]) -> str:
 def _read(path: Path) -> Any:
     """Returns the content of a file of weights. Raises UsageError if it cannot be read."""
     if path.is_dir():
-        raise UsageError(f"--pretrained {path}: {_what_a_folder_is(path)}")
+        raise UsageError(f"--pretrained {path} {_what_a_folder_is(path)}")
     if not path.is_file():
         raise UsageError(
             f"--pretrained {path}: no such file; give `imagenet` or a .pth, .pt or .safetensors "
@@ -78,12 +78,12 @@ def _read(path: Path) -> Any:
     if path.name.endswith(INDEX_SUFFIX):
         return _read_shards(path)
     if path.suffix == ".distcp" or path.name in (".metadata", "data.pkl"):
-        raise UsageError(f"--pretrained {path.parent}: {_what_a_folder_is(path.parent)}")
+        raise UsageError(f"--pretrained {path.parent} {_what_a_folder_is(path.parent)}")
     shard = _SHARD.fullmatch(path.name)
     if shard and int(shard[2]) > 1:
         index = f"{shard[1]}{shard[3]}{INDEX_SUFFIX}"
         raise UsageError(
-            f"--pretrained {path}: is one of {int(shard[2])} files of a checkpoint: give the index "
+            f"--pretrained {path} is one of {int(shard[2])} files of a checkpoint: give the index "
             f"of them, {index}, which lies beside them"
         )
     return _read_file(path)
@@ -94,7 +94,7 @@ def _read_file(path: Path) -> Any:
     with path.open("rb") as file:
         begin = file.read(_BEGIN)
     if wrong := _other_kind(path, begin):
-        raise UsageError(f"--pretrained {path}: {wrong}")
+        raise UsageError(f"--pretrained {path} {wrong}")
     try:
         if path.suffix == ".safetensors" or _is_safetensors(begin):
             return load_file(path)
@@ -102,7 +102,7 @@ def _read_file(path: Path) -> Any:
             warnings.simplefilter("ignore")  # such as of a file's version of pickle
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a malicious or damaged file may cause any error
-        raise UsageError(f"--pretrained {path}: {_reason(error, begin)}") from None
+        raise UsageError(f"--pretrained {path} {_reason(error, begin)}") from None
 
 
 class _Index(msgspec.Struct):
@@ -122,13 +122,13 @@ def _read_shards(index: Path) -> dict[str, Any]:
         names = sorted(set(msgspec.convert(content, _Index).weight_map.values()))
     except (OSError, ValueError) as error:  # ValidationError is a ValueError
         raise UsageError(
-            f"--pretrained {index}: is no index of a checkpoint's files: {error}"
+            f"--pretrained {index} is no index of a checkpoint's files: {error}"
         ) from None
     tensors: dict[str, Any] = {}
     for name in names:
         file = index.with_name(Path(name).name)  # a stranger's index names no other folder
         if not file.is_file():
-            raise UsageError(f"--pretrained {index}: names {file.name}, which is not beside it")
+            raise UsageError(f"--pretrained {index} names {file.name}, which is not beside it")
         content = _read_file(file)
         if isinstance(content, Mapping):
             tensors |= content
@@ -217,7 +217,7 @@ def _reason(error: Exception, begin: bytes) -> str:
     if cut:
         what = f"{type(error).__name__} {first}"
         return (
-            f"not a file of plain weights: {what}; the file is probably cut short: copy or "
+            f"is not a file of plain weights: {what}; the file is probably cut short: copy or "
             "download it again"
         )
     return (

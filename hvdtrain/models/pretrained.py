@@ -66,7 +66,7 @@ def load_pretrained(model: nn.Module, name: str, source: str) -> list[str]:
         Failure: The download failed, or left a broken file.
     """
     if "://" in source:
-        raise UsageError(f"--pretrained {source}: is a URL: download the file, and give that")
+        raise UsageError(f"--pretrained {source} is a URL: download the file, and give its path")
     states = [State("", _imagenet(name))] if source == "imagenet" else read_states(Path(source))
     current = model.state_dict()
     matches = [match_names(state.tensors, current) for state in states]

@@ -64,11 +64,13 @@ def plan() -> None:
     type=click.IntRange(1, 65536),
     default=16,
     show_default=True,
-    help="Of a worker.",
+    help="Samples of a worker in a step.",
 )
-@click.option("--cores", type=CORES, help="Of a host of the cluster  [default: as here].")
+@click.option("--cores", type=CORES, help="Cores of each host of the cluster  [default: as here].")
 @click.option(
-    "--threads", type=THREADS, help="Of a worker  [default: its share of the cores that are here]."
+    "--threads",
+    type=THREADS,
+    help="Threads of a worker  [default: its share of the cores that are here].",
 )
 @click.option(
     "--gpus-per-host", type=GPUS_PER_HOST, default=1, show_default=True, help="Workers on a host."
@@ -78,9 +80,9 @@ def plan() -> None:
     "runs",
     multiple=True,
     type=FOLDER,
-    help="Finished runs of this model, to correct it by.",
+    help="Finished runs of this model that correct the calibration; can be repeated.",
 )
-@click.option("--bandwidth", type=BANDWIDTH, help="Of the links of those runs' hosts.")
+@click.option("--bandwidth", type=BANDWIDTH, help="Bandwidth of the links of these runs' hosts.")
 @click.option(
     "--out",
     type=NEW_FILE,
@@ -106,7 +108,7 @@ def calibrate(
     from hvdtrain.planning.check import finished
 
     if bandwidth and not runs:
-        raise UsageError("--bandwidth is of the hosts of runs, and changes nothing without --from")
+        raise UsageError("--bandwidth is for the hosts of --from, and changes nothing without it")
     finished_runs = [finished(run) for run in runs]
     config = check(RunConfig(**measured))
     host = measuring.measured_host(cores, threads, gpus_per_host)
@@ -212,7 +214,7 @@ def calibrate(
 @click.option(
     "--hosts",
     type=click.IntRange(2, 1024),
-    help="Find the best use of so many hosts, in place of --workers and --servers.",
+    help="Find the best use of this many hosts, in place of --workers and --servers.",
 )
 @click.option(
     "--price-host",
@@ -281,9 +283,7 @@ def predict(
         places = [contest.place(hosts, prices)]
     else:
         if price_server is not None or price_host != 1.0:
-            raise UsageError(
-                "prices are what --hosts asks about: give the number of hosts, or no price"
-            )
+            raise UsageError("--price-host and --price-server need --hosts")
         race = best.Contest(loaded, template, names)
         alone = workers
         if to_target:
@@ -342,7 +342,7 @@ def _check_used(names: Sequence[str], is_about_hosts: bool) -> None:
                     "servers"
                 )
     if "staleness" in given and not any(map(_bounds_staleness, names)):
-        raise UsageError("--staleness changes nothing: --modes has not ps-ssp")
+        raise UsageError("--staleness changes nothing: ps-ssp is not in --modes")
 
 
 def _bounds_staleness(name: str) -> bool:
@@ -421,11 +421,21 @@ def _loaded(
 
 @plan.command(context_settings=DEFAULTS)
 @click.argument("calibration", type=FILE)
-@click.option("--workers", "-n", type=Counts(), default="4", help="`2,8`; `1-64` is 1, 2, 4 … 64.")
 @click.option(
-    "--servers", "-s", type=Counts(equal=True), default="equal", help="Servers, on workers' hosts."
+    "--workers",
+    "-n",
+    type=Counts(),
+    default="4",
+    help="Numbers of workers: `2,8`; `1-64` is 1, 2, 4 … 64.",
 )
-@click.option("--modes", "names", type=NAMES, default="allreduce,ps-sync")
+@click.option(
+    "--servers",
+    "-s",
+    type=Counts(equal=True),
+    default="equal",
+    help="Numbers of servers, on the workers' hosts.",
+)
+@click.option("--modes", "names", type=NAMES, default="allreduce,ps-sync", help="Modes, by commas.")
 @click.option(
     "--local-steps",
     type=Counts(),

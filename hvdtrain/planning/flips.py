@@ -1,6 +1,6 @@
 """Where the answer of a comparison flips, predicted from the comparison's own runs.
 
-See README.md, "Where it flips".
+See README.md, "Where the answer would change".
 """
 
 import itertools
@@ -114,7 +114,7 @@ def flips(runs: Sequence[Run], word: str) -> dict[str, Any]:
             found = _without_probabilities(found, model)
         return found | {"measured": {"workers": model.largest.workers, "answer": word}}
     except (UsageError, ValueError, ArithmeticError) as error:
-        return {"says": f"not foretold: {error}", "map": []}
+        return {"says": f"no forecast: {error}", "map": []}
 
 
 def table(found: dict[str, Any]) -> Table | None:
@@ -305,7 +305,7 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
     if here["not_validated"]:
         reasons = " or ".join(here["not_validated"])
         says = f"perhaps {ANSWERS[likeliest]}, as no prediction of {reasons} was ever validated"
-    said_turns = "no change that was tried leads to another answer with certainty"
+    said_turns = "no change that was tried is likely to give another answer"
     if turns:
         said_turns = f"it would be {'; '.join(turns.values())}"
     return {

@@ -160,16 +160,16 @@ def _more_repeats(evidence: Evidence, runs: Sequence[Run], repeats: int) -> Next
     busy, counted = busy_runs(evidence)
     quiet = ""
     if busy:
-        beside = f"{len(busy)} of {counted} runs were beside other work"
+        beside = f"other work ran beside {len(busy)} of {counted} runs"
         quiet = f", when the machine is quiet: {beside}"
     if any(_ended_too_soon(evidence, race.faster_first) for race in undecided):
         purpose = ": trainings ended without the target, and longer ones would tell"
         return _longer_trainings(evidence, runs, repeats, purpose)._replace(repeats=None)
     if len(enough) < len(needed) and evidence.contenders.measure is TIME_TO_TARGET:
-        purpose = f": perhaps not even {LOOKS[-1]} repeats would tell{quiet}"
+        purpose = f": perhaps even {LOOKS[-1]} repeats would not be enough{quiet}"
         return _comparison(evidence, runs, LOOKS[-1], purpose, add)._replace(repeats=None)
     if len(enough) < len(needed):
-        purpose = f": not even {LOOKS[-1]} repeats would tell, longer runs may{quiet}"
+        purpose = f": even {LOOKS[-1]} repeats would not be enough; try longer runs{quiet}"
         command = _comparison(evidence, runs, LOOKS[0], purpose, add, longer=command_lines.SPRINTS)
         return command._replace(repeats=None)
     most = max(enough)
@@ -224,7 +224,9 @@ def _more_training(evidence: Evidence, runs: Sequence[Run], repeats: int) -> Nex
             needed.append(result.trainings_needed)
     enough = [number for number in needed if number is not None]
     if len(enough) < len(needed):
-        purpose = f": not even {LOOKS[-1]} trainings would tell, more validation images may"
+        purpose = (
+            f": even {LOOKS[-1]} trainings would not be enough; more validation images may help"
+        )
         return _longer_trainings(evidence, runs, repeats, purpose)._replace(repeats=None)
     most = max(enough, default=LOOKS[0])
     if len(trainings) == len(runs):

@@ -171,7 +171,7 @@ def _label_as_best(evidence: Evidence, race: Race, kind: Kind) -> str:
     over_machine = evidence.verdict.over_machine
     is_over_machine = over_machine and race in (over_machine, over_machine.faster_first)
     if is_over_machine and kind.is_distributed and len(sides.distributed) > 1:
-        return f"{kind.label}, the best that is distributed"
+        return f"{kind.label}, the fastest distributed contender"
     groups = (sides.rings, sides.servers, sides.machines)
     group = next((group for group in groups if kind in group), [kind])
     if len(group) > 1 and sides.rings and sides.servers:

@@ -32,7 +32,7 @@ def launch_folder(run: Path) -> Path:
         UsageError: the run folder is /, which has nothing beside it.
     """
     if not run.name:
-        raise UsageError(f"{run} is no run folder: name one that is in a folder")
+        raise UsageError(f"{run} cannot be a run folder: choose a folder inside another folder")
     return run.with_name(f"{run.name}.launch")
 
 
@@ -110,7 +110,8 @@ def refuse_others(*folders: Path) -> None:
             raise unwritable(path, error) from None
         if status.st_uid != user:
             raise UsageError(
-                f"--out: {path} is another user's, who could change what runs: choose another"
+                f"--out: {path} belongs to another user, who could change what runs: choose another "
+                "folder"
             )
         others = stat.S_IWOTH
         if status.st_gid != os.getegid():

@@ -109,9 +109,9 @@ class Run:
         manifest: the content of manifest.json, with defaults if it could not be read.
         summary: the content of summary.json, with defaults if it could not be read.
         problem: why tables leave the run out, such as that it failed or was killed; else empty.
-        one_machine: whether the run stands for one machine in its comparison: a ring on one host
-            beside runs over several hosts, or one process on a part of its machine beside one on
-            all of it.
+        one_machine: whether the run stands for one machine in its comparison. That is a ring on one
+            host, if other runs use several hosts. It is also one process on some of its host's
+            cores, if another process has all of them.
     """
 
     folder: Path

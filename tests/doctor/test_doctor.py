@@ -96,7 +96,7 @@ def test_an_environment_without_torch_and_starters(environment, tmp_path):
         "two processes",
         "yarn",
     ]
-    assert process.stderr.strip().endswith(f"put right: {', '.join(needed)}")
+    assert process.stderr.strip().endswith(f"until this is fixed: {', '.join(needed)}")
     others = {"Horovod: Gloo", "Horovod: NCCL", "horovodrun", "C++ compiler, make", "GPUs"}
     assert missing(found) == {*needed, *others}
     assert found["torch"]["advice"].startswith("`uv sync` installs torch 2.")
@@ -155,7 +155,7 @@ def test_a_machine_without_shared_memory_and_name(tmp_path):
     command = [*namespaces, "sh", "-c", f"{setup} exec {sys.executable} -m hvdtrain doctor"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert process.returncode == 1
-    assert process.stderr.strip().endswith("put right: /dev/shm")
+    assert process.stderr.strip().endswith("until this is fixed: /dev/shm")
     shown = [" ".join(line.split()) for line in process.stdout.splitlines()]
     assert "missing /dev/shm 8 MB, 8 MB free" in shown
     assert [

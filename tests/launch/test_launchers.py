@@ -80,7 +80,9 @@ def test_a_run_on_hosts_goes_on_where_one_says_again(out, monkeypatch):
         refused = CliRunner().invoke(launch, [*named, *resume])
         words = "--launcher ssh -H 'a:1,b;:1' --sync-dst-dir /x/evil --network-interface eth0"
         assert isinstance(refused.exception, UsageError)
-        assert f"{out} was launched with `{words}`: give that again, or " in str(refused.exception)
+        assert f"{out} was launched with `{words}`: give these options again, or " in str(
+            refused.exception
+        )
     again = CliRunner().invoke(launch, ["-H", "a:1,b:1", *resume])
     assert (
         "horovodrun --gloo -np 2 -H a:1,b:1 " in again.output
@@ -95,8 +97,9 @@ def test_a_run_on_hosts_goes_on_where_one_says_again(out, monkeypatch):
         for hosts in ([], ["-H", "a:1,b:1"]):
             refused = CliRunner().invoke(launch, [*hosts, *resume])
             assert isinstance(refused.exception, UsageError), refused.output
-            assert f"{out} was launched with `--launcher {launcher}`: give that again, or" in str(
-                refused.exception
+            assert (
+                f"{out} was launched with `--launcher {launcher}`: give these options again, or"
+                in str(refused.exception)
             )
     again = CliRunner().invoke(launch, ["--launcher", "skypilot", *resume])
     assert "sky launch --yes" in again.output
@@ -259,7 +262,7 @@ REFUSED = [
         "--resume --out nothere",
         "there is no run in nothere to go on with; name the folder of one, or",
     ),
-    ("-n 2 --out ", "an empty name is no folder's"),
+    ("-n 2 --out ", "the name of a folder cannot be empty"),
     ("-n 1 -- --mode ps-sync", "--mode ps-sync needs a server: add -s 1 before --"),
     (
         "-n 1 -- --network-interface ib0",

@@ -487,7 +487,7 @@ def test_a_recipe_outside_launchers_is_given_again(slurm):
     resumed = CliRunner().invoke(launch, ["--resume", "--out", str(out), "--dry-run"]).exception
     assert isinstance(
         resumed, UsageError
-    ) and f"was launched with `--launcher {site}`: give that again" in str(resumed)
+    ) and f"was launched with `--launcher {site}`: give these options again" in str(resumed)
 
 
 def test_what_a_scheduler_prints_in_place_of_a_job_is_told(slurm):

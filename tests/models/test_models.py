@@ -468,7 +468,7 @@ def test_broken_files_are_refused_in_one_line(tmp_path, trained):
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(
-            UsageError, match=f"--pretrained .*{name}: not a file of plain weights: .*cut short"
+            UsageError, match=f"--pretrained .*{name} is not a file of plain weights: .*cut short"
         ) as refused:
             load_pretrained(model, "vgg11", str(tmp_path / name))
         assert "\n" not in str(refused.value)

@@ -246,7 +246,10 @@ def asked(tmp_path, *words, modes="allreduce,ps-sync"):
 
 @pytest.mark.usefixtures("few_draws")
 def test_prices_without_a_number_of_hosts_are_refused(tmp_path):
-    assert "prices are what --hosts asks about" in asked(tmp_path, "--price-server", "0.5")[0]
+    assert (
+        "--price-host and --price-server need --hosts"
+        in asked(tmp_path, "--price-server", "0.5")[0]
+    )
 
 
 @pytest.mark.usefixtures("few_draws")

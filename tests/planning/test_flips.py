@@ -224,11 +224,11 @@ def test_runs_that_share_the_cores_of_one_host_lead_to_a_probability(little, tmp
 def test_what_cannot_be_foretold_says_why(tmp_path):
     slow = comparison(tmp_path / "slow", repeats=(1,), slow={"asked": "1:4x", "achieved": {}})
     found = flips(find_runs([slow]), "RING")
-    assert found == {"says": "not foretold: allreduce-w2-s0-r1 was run with --slow 1:4x", "map": []}
+    assert found == {"says": "no forecast: allreduce-w2-s0-r1 was run with --slow 1:4x", "map": []}
     report_runs.write(tmp_path / "alone", "single")
     assert (
         flips(find_runs([tmp_path / "alone"]), "UNKNOWN")["says"]
-        == "not foretold: nothing here is distributed"
+        == "no forecast: nothing here is distributed"
     )
 
 

@@ -135,7 +135,7 @@ def test_workers_of_a_host_share_its_cores(tmp_path):
         (["--modes", "allreduce", "--servers", "2"], "--servers changes nothing: no mode of"),
         (["--modes", "ddp", "--wire", "zmq"], "--wire changes nothing"),
         (["--modes", "ddp", "--placement", "shared"], "--placement changes nothing"),
-        (["--staleness", "4"], "--staleness changes nothing: --modes has not ps-ssp"),
+        (["--staleness", "4"], "--staleness changes nothing: ps-ssp is not in --modes"),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(tmp_path, words, says):

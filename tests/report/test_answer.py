@@ -75,7 +75,7 @@ SLOW_ONE = repeats(ONE, 50)
             100,
             200,
             ONE_PROCESS,
-            "one process, 2 cores, did 1.53 to 1.54 times the samples/s of allreduce ×2, the best that",
+            "one process, 2 cores, did 1.53 to 1.54 times the samples/s of allreduce ×2, the fastest distr",
         ),
         (130, 100, 129.5, ONE_PROCESS, "did 1.00 to 1.01 times"),
         (
@@ -83,7 +83,7 @@ SLOW_ONE = repeats(ONE, 50)
             100,
             108,
             UNKNOWN,
-            "allreduce ×2, the best that is distributed, did 0.96 to 1.07 times",
+            "allreduce ×2, the fastest distributed contender, did 0.96 to 1.07 times",
         ),
     ],
 )
@@ -137,7 +137,8 @@ def test_where_no_number_of_repeats_would_tell_none_is_said_to_be_needed():
     )
     said = answer(*noisy, repeats(ONE, 50))
     assert (
-        said.word == UNKNOWN and "not even 56 repeats would tell, longer runs may" in said.because
+        said.word == UNKNOWN
+        and "even 56 repeats would not be enough; try longer runs" in said.because
     )
     assert said.data["repeats_needed"] is None
 
@@ -154,7 +155,7 @@ def test_what_is_not_known_yet_leans_and_says_whether_to_repeat_or_to_wait():
     for one in kinds[0][:2]:
         one.summary.load["a"] = {"cores": 2, "others_cores": 1.0, "stolen_share": 0.0}
     assert answer(*kinds).because.endswith(
-        " repeats would tell, when the machine is quiet: 2 of 15 runs were beside other work"
+        " repeats would tell, when the machine is quiet: other work ran beside 2 of 15 runs"
     )
     assert answer(repeats(RING2, 130), repeats(SERVED), SLOW_ONE).data["leans"] is None
 

@@ -71,7 +71,7 @@ def test_a_folder_of_another_user_or_in_which_others_write_is_refused(tmp_path):
         run.chmod(0o755)
         refuse_others(run)
         os.chown(run, 12345, 0)
-        with pytest.raises(UsageError, match=f"--out: {run} is another user's"):
+        with pytest.raises(UsageError, match=f"--out: {run} belongs to another user"):
             claim(run, RunConfig(), 1, "17", others_log=False, resuming=False)
         os.chown(run, 0, 0)
     claim(run, RunConfig(), 1, "17", others_log=False, resuming=False)

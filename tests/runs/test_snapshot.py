@@ -179,7 +179,7 @@ def test_a_workers_file_is_read_by_who_needs_it(tmp_path):
     found = mapped(tmp_path, 1, check=True)
     assert found.own_state(0, check=True).is_own
     with pytest.raises(
-        Failure, match="worker1.safetensors cannot be gone on from: it is not what was written"
+        Failure, match="worker1.safetensors cannot be resumed from: it is not what was written"
     ):
         found.own_state(1, check=True)
 
@@ -189,7 +189,7 @@ def test_a_workers_file_that_is_none_is_a_line(tmp_path):
     make(tmp_path, 1)
     file = tmp_path / "snapshots/step-00000001/worker0.safetensors"
     file.write_bytes(b"\xff" * 64)
-    with pytest.raises(Failure, match="worker0.safetensors cannot be gone on from"):
+    with pytest.raises(Failure, match="worker0.safetensors cannot be resumed from"):
         mapped(tmp_path, 1, check=True).own_state(0, check=False)
 
 

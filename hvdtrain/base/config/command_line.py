@@ -154,6 +154,7 @@ def config_options(
     valid: Mapping[str, Iterable[str]],
     *without: str,
     several: Collection[str] = (),
+    hidden: Collection[str] = (),
     **defaults: Any,
 ) -> Callable[[Callable], Callable]:
     """Returns a decorator that gives a command the fields of RunConfig as options.
@@ -162,6 +163,7 @@ def config_options(
         valid: the valid names of a field, by field. Help texts list them in place of `{field}`.
         without: fields that become no options.
         several: fields that take lists of values.
+        hidden: fields that the help does not show.
         defaults: other defaults, by field.
     """
     listed = {name: ", ".join(names) for name, names in valid.items()}
@@ -171,7 +173,9 @@ def config_options(
             if field.name in without:
                 continue
             default = defaults.get(field.name, field.default)
-            add_option = _as_option(field, default, listed, field.name in several)
+            add_option = _as_option(
+                field, default, listed, field.name in several, field.name in hidden
+            )
             command = add_option(command)
         return command
 
@@ -179,7 +183,11 @@ def config_options(
 
 
 def _as_option(
-    field: dataclasses.Field, default: Any, listed: Mapping[str, str], takes_several: bool
+    field: dataclasses.Field,
+    default: Any,
+    listed: Mapping[str, str],
+    takes_several: bool,
+    is_hidden: bool,
 ) -> Callable[[Callable], Callable]:
     kind = field.metadata["type"]
     help_text = field.metadata["help"].format_map(listed)
@@ -202,6 +210,7 @@ def _as_option(
         is_flag=is_switch,
         type=None if is_switch else kind,
         show_default=default not in (0, 0.0, "", False),
+        hidden=is_hidden,
         metavar=METAVARS.get(type(kind)),
     )
 

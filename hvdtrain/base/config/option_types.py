@@ -103,7 +103,7 @@ class Folder(click.Path):
         if value == "" and ctx and param:
             source = ctx.get_parameter_source(param.name or "")
             if source == ParameterSource.COMMANDLINE:
-                self.fail("an empty name is no folder's", param, ctx)
+                self.fail("the name of a folder cannot be empty", param, ctx)
         return super().convert(value, param, ctx)
 
 

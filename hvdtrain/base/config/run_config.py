@@ -58,7 +58,9 @@ class RunConfig:
     accordingly.
     """
 
-    mode: str = option("single", "How workers are kept in step; see `hvdtrain modes`.", str)
+    mode: str = option(
+        "single", "The mode of training, such as allreduce; see `hvdtrain modes`.", str
+    )
     servers: int = option(
         0,
         "Parameter servers: the first S ranks serve, the rest work. `equal`: half of the ranks.",
@@ -98,8 +100,9 @@ class RunConfig:
     )
     model: str = option(
         "vggf",
-        "One of {model}: your own function of the number of classes that returns an nn.Module, or "
-        "timm's.",
+        "One of {model}. FILE.py:FUNCTION, or MODULE:FUNCTION such as torchvision.models:resnet18, "
+        "names a function of the number of classes that returns an nn.Module. timm:NAME is a model "
+        "of timm.",
         str,
     )
     width: float = option(
@@ -157,11 +160,13 @@ class RunConfig:
         WordOr("auto", 0, click.IntRange(1)),
     )
     steps: int = option(
-        0, "Stop after so many steps instead.", WordOr("none", 0, click.IntRange(1))
+        0,
+        "Stop after this many steps, instead of --epochs.",
+        WordOr("none", 0, click.IntRange(1)),
     )
     time_budget: float = option(
         0.0,
-        "Stop after so much training time instead: 90s, 30m, 2h.",
+        "Stop after this much training time, instead of --epochs: 90s, 30m, 2h.",
         WordOr("none", 0.0, DURATION),
     )
     sprint: float = option(
@@ -189,16 +194,16 @@ class RunConfig:
     )
     lr_scaling: str = option(
         "none",
-        "With --per-worker: --lr is for one worker, and is multiplied by N (`linear`) or √N "
-        "(`sqrt`) for N.",
+        "With --per-worker: --lr is for one worker. For N workers it is multiplied by N (`linear`) "
+        "or √N (`sqrt`).",
         click.Choice(["none", "sqrt", "linear"]),
     )
     schedule: str = option(
         "auto",
         "The learning rate is `constant`; falls as a `cosine` to nearly 0 at the last step (with "
         "--time-budget it is constant); or is multiplied by --step-factor at each `step`, every "
-        "--step-epochs. `auto` is cosine over epochs; with --steps it rises over the first 50 and "
-        "stays, so that --resume may add some.",
+        "--step-epochs. `auto` is cosine over epochs; with --steps it rises over the first 50 "
+        "steps and then stays constant, so that --resume may add steps.",
         click.Choice(["auto", "cosine", "constant", "step"]),
     )
     step_epochs: int = option(
@@ -227,8 +232,9 @@ class RunConfig:
     )
     look_ahead: float = option(
         1.0,
-        "In ps-async and ps-ssp with softsync: servers send the weights as they would be after so "
-        "many more steps like the last one, because gradients count later; 0: as they are.",
+        "In ps-async and ps-ssp with softsync: servers send the weights as they would be after this "
+        "many more steps like the last one, because a gradient is applied some steps later. 0: as "
+        "they are.",
         click.FloatRange(0, 4),
     )
     staleness: int = option(
@@ -249,8 +255,8 @@ class RunConfig:
     )
     backup: int = option(
         0,
-        "In ps-sync: the number of backup workers. A step does not wait for the last so many "
-        "pushes, and drops them.",
+        "In ps-sync: the number of backup workers, B. A step does not wait for its last B pushes, "
+        "and drops them.",
         click.IntRange(0),
     )
     shares: str = option(
@@ -271,14 +277,14 @@ class RunConfig:
     )
     local_steps: int = option(
         0,
-        "Each worker takes so many steps with a local optimizer between two exchanges. Then it "
+        "Each worker takes this many steps with a local optimizer between two exchanges. Then it "
         "sends the difference of the weights, Δ, which an outer optimizer takes as a gradient "
         "(local SGD, DiLoCo). --batch-size is the global batch of one step.",
         WordOr("none", 0, click.IntRange(0, 10**6)),
     )
     fragments: int = option(
         1,
-        "With --local-steps H in lockstep: the weights are cut into so many fragments, F. One is "
+        "With --local-steps H in lockstep: the weights are cut into F fragments. One is "
         "exchanged every H/F steps, while workers take another step (Streaming DiLoCo). As many "
         "bytes are sent in all, but fewer at once.",
         click.IntRange(1, 10**4),
@@ -316,8 +322,9 @@ class RunConfig:
     )
     ring_transport: str = option(
         "auto",
-        "What carries Horovod's tensors on CPUs, in allreduce and sharded: `mpi`, where mpirun "
-        "started the ranks, or `gloo`, elsewhere or on one machine. `auto` is mpi where it can.",
+        "What carries Horovod's tensors on CPUs, in allreduce and sharded: `mpi` (if mpirun started "
+        "the ranks) or `gloo` (any other ranks, and ranks on one machine). `auto` is mpi where that "
+        "is possible.",
         click.Choice(["auto", "gloo", "mpi"]),
     )
     bucket_mb: float = option(
@@ -332,8 +339,8 @@ class RunConfig:
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
     shuffle_block: int = option(
         0,
-        "Samples that stay near each other in every epoch, so that few row groups are read at a "
-        "time: `hvdtrain data pack` prints how many. `none`: all are shuffled.",
+        "How many samples stay near each other in every epoch, so that few row groups are read at a "
+        "time. `hvdtrain data pack` prints the number. `none`: all are shuffled.",
         WordOr("none", 0, click.IntRange(0, 2**31 - 1)),
     )
     repeat: int = option(
@@ -357,7 +364,7 @@ class RunConfig:
     )
     device: str = option(
         "auto",
-        "`cuda`: a GPU for each worker of a host; `auto`: that, where there are GPUs.",
+        "`cuda`: one GPU for each worker of a host. `auto`: `cuda` where there are GPUs.",
         click.Choice(DEVICES),
     )
     share_gpu: bool = option(
@@ -366,7 +373,7 @@ class RunConfig:
         "NCCL.",
         bool,
     )
-    deterministic: bool = option(False, "Use only algorithms that repeat to the bit.", bool)
+    deterministic: bool = option(False, "Use only algorithms that repeat bit for bit.", bool)
     target_accuracy: float = option(
         0.95,
         "Validation accuracy to reach: the time until then is reported.",
@@ -404,10 +411,12 @@ class RunConfig:
     )
     log_every: int = option(
         0,
-        "Print samples/s and accuracy every so many steps too.",
+        "Also print samples/s and accuracy every N steps.",
         WordOr("never", 0, click.IntRange(0)),
     )
-    timeout: float = option(300.0, "A rank is lost when it has been silent for so long.", DURATION)
+    timeout: float = option(
+        300.0, "A rank is lost when it has been silent for this long.", DURATION
+    )
     script: str = option(
         "",
         "Your own training script in place of our loop: FILE.py, which calls hvdtrain.init and "
@@ -457,8 +466,8 @@ class RunConfig:
     def _record_contradictions(self) -> Iterator[str]:
         if self.snapshot_every not in ("epoch", "never"):
             yield (
-                "--record needs --snapshot-every epoch or never: a snapshot has all read new "
-                "weights"
+                "--record needs --snapshot-every epoch or never: at other snapshots all workers "
+                "read new weights, which replay cannot repeat"
             )
         if self.compile or self.share_gpu:
             yield "--record is not for --compile or --share-gpu: replay has none of it"
@@ -498,7 +507,7 @@ class RunConfig:
         if self.backup:
             yield "--backup is not for --local-steps: H steps of a worker would be dropped"
         if self.delay_compensation:
-            yield "--delay-compensation is not for --local-steps: it is of one gradient"
+            yield "--delay-compensation is not for --local-steps: it corrects single gradients"
 
     def for_workers(self, workers: int) -> "RunConfig":
         """Returns the configuration with a plain global batch and its learning rate.

@@ -43,9 +43,9 @@ from hvdtrain.runs.request import check_functions, check_trusted, resumed_option
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run in --out after its last snapshot. Its options hold; those given here "
-    "win. Where there is no run, one begins if its options are given too, and no run beside it has "
-    "nearly that name.",
+    help="Continue the run in --out after its last snapshot, with its options. Options given here "
+    "override them. If --out has no run, a new one begins if options are given, unless a run beside "
+    "it has a similar name (--out may be mistyped).",
 )
 @click.option(
     "--join",

@@ -419,8 +419,8 @@ class WorkerSession:
         self._samplers = [(sampler, sampler.taken) for sampler, _ in self._samplers]
         if not self._samplers and self.job.config.sprint:
             raise Failure(
-                "speed is told in samples/s: say hvdtrain.init(batch_size=N), the samples of a "
-                "step of all workers, or take job.sampler(dataset)"
+                "samples/s need the samples of a step: give hvdtrain.init(batch_size=N), over all "
+                "workers, or use job.sampler(dataset)"
             )
         return counted
 

@@ -352,7 +352,8 @@ def cut_after(path: Path, step: float) -> None:
                     break
             except (ValueError, KeyError, TypeError):
                 raise Failure(
-                    f"{path}, line {number} is no step: remove the line, or what comes after it too"
+                    f"{path}, line {number} is no step: remove this line, or this line and all after "
+                    "it"
                 ) from None
             kept += len(line)
     # A file that is written anew could be lost on a full disk, or by a kill.

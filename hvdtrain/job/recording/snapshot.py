@@ -117,7 +117,7 @@ class Snapshot:
                 raise ValueError("it is not what was written")
             return OwnState(load_file(regular(file)), is_own)
         except UNREADABLE as error:
-            raise Failure(f"{file} cannot be gone on from: {_reason(error)}") from None
+            raise Failure(f"{file} cannot be resumed from: {_reason(error)}") from None
 
 
 def save_own(run: Path, step: int, worker: int, parts: Parts, elements: int) -> WorkerFile:

@@ -51,7 +51,8 @@ Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
 class Ddp(LocalUpdate):
     """A synchroniser whose gradients torch's reducer averages within backward.
 
-    Its wait is the end of backward(), after the last gradient, where the clock sees it.
+    Workers wait for each other at the end of backward(), after the last gradient. The clock counts
+    that as waiting.
 
     Attributes:
         hook: averages a bucket.
@@ -105,8 +106,8 @@ class Ddp(LocalUpdate):
     def _check_gradients(self, model: nn.Module) -> None:
         """Notes each parameter whose gradient the reducer takes.
 
-        The reducer would say in the next forward alone that some had none, while the other workers
-        wait for this worker's buckets.
+        Without this check the reducer would report a missing gradient only in the next forward. The
+        other workers would wait for this worker's buckets until then.
         """
         check = GradientCheck(model)
         self.gradient_check = check

@@ -79,7 +79,10 @@ class RestartableGloo(RestartableRing):
         self._works = []
 
     def offer(self) -> int:
-        """Returns a number, which on the first worker no ring has had yet."""
+        """Returns how often this worker has started a ring.
+
+        The first worker's number names the next ring.
+        """
         return self._starts
 
     def start(self, workers: Sequence[int], place: int, offers: Mapping[int, Any]) -> None:

@@ -115,7 +115,10 @@ class RestartableSharded(RestartableHorovod):
         self._sent_twice = 0  # bytes of gradients to the rank before, since take_sent
 
     def offer(self) -> Any:
-        """Returns, beside what a ring offers, who has which shards, and what their state is of."""
+        """Returns what each ring offers, who has which shards, and what the optimizer's state has.
+
+        The last are the names of its entries and its count of steps.
+        """
         state: dict[str, torch.Tensor] = {}
         if self.holders:
             lane = self.inner.exchange.lanes[0]

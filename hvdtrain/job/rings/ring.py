@@ -71,10 +71,9 @@ class Collectives:
 
     Args:
         device: the device of the optimizers.
-        has_thread: a thread waits for results, so that what follows an operation is done at once.
-            Where nothing follows, the thread that computes can wait for results itself: see
-            complete. A second thread would take processor time, and the interpreter's lock, from
-            it.
+        has_thread: whether a second thread waits for results. It is needed if an operation follows
+            another. Otherwise the thread that computes waits itself (see complete), because a
+            second thread would take processor time and the interpreter's lock from it.
 
     Attributes:
         updates: when optimizers were at work.

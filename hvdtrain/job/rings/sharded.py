@@ -25,10 +25,10 @@ def evened(values: torch.Tensor, length: int) -> torch.Tensor:
 class ShardedLane(RingLane):
     """A bucket of which this rank updates a shard. Other ranks update the other shards.
 
-    On its way a bucket has zeros behind it where its length is no multiple of the ranks. Of shards
-    that differ Horovod 0.28.1 over NCCL, where it fuses messages, has each rank receive at its
-    number times the first rank's elements, which from the third rank on may be past where its shard
-    is (nccl_operations.cc, NCCLReducescatter::Execute).
+    If the bucket's length is not a multiple of the number of ranks, zeros are appended when it is
+    sent, so that all shards have one length. Horovod 0.28.1 over NCCL needs that: when it fuses
+    messages, rank r receives at r times the length of the first shard. With unequal shards that
+    may be outside its own shard (nccl_operations.cc, NCCLReducescatter::Execute).
     """
 
     def bounds(self, ranks: int) -> list[int]:

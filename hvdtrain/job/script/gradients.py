@@ -91,7 +91,9 @@ class InBackward(Gradients):
 
 
 class InRounds(Gradients):
-    """Gradients that stay with this worker: what a round of local steps came to travels.
+    """Gradients that stay with this worker.
+
+    After a round of local steps the change of the weights is sent instead.
 
     Args:
         sync: of the mode. It is to be prepared after this.
@@ -133,7 +135,7 @@ class _OwnOptimizer:
 
 
 def call_through(model: nn.Module, wrapper: nn.Module) -> None:
-    """Has a call of the model go through the wrapper that has it, as torch's reducer.
+    """Makes a call of the model go through its wrapper, such as DistributedDataParallel.
 
     The model stays what the script knows: its attributes, and the names in its state_dict.
     """
@@ -156,10 +158,9 @@ def call_through(model: nn.Module, wrapper: nn.Module) -> None:
 class Bucketed(Gradients):
     """Gradients that travel in buckets of the mode's Exchange.
 
-    In the first step they all leave when the script calls `step` or `synchronize`, as the script
-    may do anything to them before. If each parameter had one gradient then, outside of
-    `accumulate`, and the script left it as it was, those of later steps leave as backward computes
-    them.
+    In the first step all gradients are sent when the script calls `step` or `synchronize`. Later
+    they are sent during backward, if the first step has shown that this is safe: each parameter had
+    one gradient, outside of `accumulate`, and the script did not change it.
 
     Args:
         sync: of the mode, connected.

@@ -101,7 +101,7 @@ class ScriptJob:
         size: the number of workers.
         local_rank: this worker's number on its host.
         device: the device that this worker computes on.
-        mode: how workers are kept in step.
+        mode: the name of the mode, such as `allreduce`.
         seed: the seed of this repeat of a comparison, for torch.manual_seed.
         is_first: whether this is the worker that prints and saves.
     """

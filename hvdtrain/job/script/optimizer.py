@@ -30,7 +30,7 @@ class HandedIn:
         parameters: those that are trained, group by group.
 
     Raises:
-        Failure: the optimizer, or one of its settings or parameters, cannot be had.
+        Failure: the optimizer, or one of its settings or parameters, is not supported.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

@@ -24,7 +24,7 @@ from hvdtrain.job.training.sprint import Sprint
 class ScriptStopped(BaseException):
     """Ends a script between two steps, when its time or its steps are over, or it has its target.
 
-    It is no Exception, so that a script that catches those ends too.
+    It is not an Exception, so `except Exception` in a script does not catch it.
     """
 
 
@@ -189,7 +189,7 @@ class Steps:
         return Decision(over=is_time_up or bool(steps and self.taken >= steps))
 
     def _end_round(self) -> None:
-        """Meets the others where all have decided something.
+        """Meets the other workers when a round ends, and ends the script or goes on.
 
         Raises:
             ScriptStopped: it was that the script ends here.

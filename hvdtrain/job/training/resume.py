@@ -88,8 +88,8 @@ def _check_state(snapshot: Snapshot) -> None:
             raise UsageError(f"{snapshot.folder} is no snapshot of a run: its state has no {name}")
     if len(snapshot.state["tally"].get("seconds", [])) != len(PARTS):
         raise UsageError(
-            f"{snapshot.folder} divides time into other parts than this version: "
-            "train anew, elsewhere"
+            f"{snapshot.folder} is from another version, which divides a step's time differently: "
+            "train anew in another folder"
         )
 
 

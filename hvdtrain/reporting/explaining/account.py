@@ -26,7 +26,8 @@ from hvdtrain.runs.schema import read_server_loads
 PARTS = {
     "computing": "data, forward, backward, optimizer and writing down what the step came to",
     "waiting_for_slowest": (
-        "until the slowest worker had computed too, or one far behind, or all at an epoch's end"
+        "until the slowest worker has computed too; in ps-ssp until a worker far behind has; "
+        "at an epoch's end until all have"
     ),
     "wire": (
         "what the bytes of a step take on the measured links, pushes and then their answers, "
@@ -41,13 +42,13 @@ PARTS = {
         "as far as that could not be hidden"
     ),
     "queueing": (
-        "what a push waited at the busiest server for a thread, and for its bucket, "
-        "which another's was in"
+        "waiting of pushes at the busiest server, for a thread or for a bucket that another push "
+        "holds"
     ),
     "lost_overlap": (
         "wire, server and messages that a step waited for though computing could have hidden them"
     ),
-    "other_waiting": "latency, and what nothing above tells",
+    "other_waiting": "latency, and all other time",
 }
 COMMUNICATION = ("wire", "server", "messages")
 NO_SERVER_METRICS = "there are no metrics of servers"

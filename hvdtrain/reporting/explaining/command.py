@@ -44,12 +44,12 @@ def explain(
     hosts' cores in ps-async and ps-ssp. In other modes it is too much where a straggler that sleeps
     leaves the others cores that they share. The file of --json has an object, or a list for several
     runs: `straggler` (a rank, or null), `waited_s` by rank (null where workers are not in step and
-    none is a straggler), `absent_s`, from when to when a rank that was lost or left was away,
-    `left_out`, such ranks that took too few steps to be explained, `parts` of a step in seconds,
-    and `what_if`: samples/s of all workers.
+    none is a straggler); `absent_s`: when a rank that was lost or left was away; `left_out`: those of
+    these ranks that took too few steps to explain; `parts` of a step in seconds; and `what_if`:
+    samples/s of all workers.
 
-    Of a run with fewer than 45 steps it says what they took, with an interval, and the command that
-    trains for longer.
+    If a run has fewer than 45 steps, it says how long they took, with an interval, and the command
+    that trains for longer.
 
     Of a comparison's folder it explains the fastest ring and the fastest servers, and says whether
     steps or samples made the difference: of the time to the target, how much was due to seconds a

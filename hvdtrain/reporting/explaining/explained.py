@@ -155,8 +155,8 @@ class Explained:
             )
         elif len(self.timeline.ranks) > 1:
             yield (
-                "No worker was slower than the others by a tenth of a step, "
-                "all the time or for a fifth of it."
+                "No worker was slower than the others by a tenth of a step or more, "
+                "neither all the time nor for a fifth of the run."
             )
 
     def _sentences_of_slow(self) -> Iterator[str]:

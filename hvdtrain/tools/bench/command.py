@@ -134,7 +134,7 @@ class Series:
     type=ServerNumber(1, 64),
     default=1,
     show_default=True,
-    help="Of a push; `equal`: as workers.",
+    help="Servers of a push; `equal`: as many as workers.",
 )
 @click.option(
     "--mode",

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--dataset", default="", help="The URL of its images again, where RUN names one.")
+@click.option(
+    "--dataset", default="", help="The URL of the run's images, given again, if RUN names a URL."
+)
 @TRUST
 def replay(run: Path, dataset: str, trust_model: bool) -> None:
-    """Repeat a recorded parameter-server run to the same bits, on one process.
+    """Repeat a recorded parameter-server run bit for bit, on one process.
 
     \b
     mpirun --bind-to none --oversubscribe -np 3 \\

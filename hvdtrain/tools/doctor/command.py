@@ -110,7 +110,7 @@ def doctor(launcher: Launcher | None, as_json: bool) -> None:
     missing = [str(row["check"]) for row in rows if row["needed"] and row["status"] == MISSING]
     if missing:
         raise Failure(
-            f"no comparison can run on this machine before this is put right: {', '.join(missing)}"
+            f"no comparison can run on this machine until this is fixed: {', '.join(missing)}"
         )
     if not as_json:
         click.echo(

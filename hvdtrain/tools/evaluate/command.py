@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     default="",
-    help="Your model's code, FILE.py:FUNCTION, where it is not taken as RUN names it.",
+    help="Code of your own model, FILE.py:FUNCTION, if RUN names such code and --trust-model is not "
+    "given.",
 )
 @TRUST
 @click.option(
