@@ -21,11 +21,13 @@ from hvdtrain.base import modes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.grid import LARGEST_SEED, Planned
-from hvdtrain.comparing.selection import FIRST, steps_of
+from hvdtrain.comparing.selection import steps_of
 from hvdtrain.reporting.conduct import FoundRate, TriedRate, settings_in_words
 from hvdtrain.reporting.target import Reach, reach_of
 from hvdtrain.runs.read import Run, grouped
 
+# The families in the order in which one of them is trained for all that compute the same steps.
+FIRST = (modes.RING, modes.SERVERS, modes.ONE_MACHINE)
 # The rates that are tried, as multiples of the given one. Of equally good ones the first stays.
 FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 # How many rates are left in each round.

@@ -1,6 +1,7 @@
 """`hvdtrain report`: tables and plots of any run folders."""
 
 import gc
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec import structs
 from hvdtrain.base.config.option_types import FileToWrite, Folder, Real
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
+from hvdtrain.base.system.memory import importing
 from hvdtrain.reporting.conduct import BY_SPEED, BY_TIME_TO_TARGET
 
 if TYPE_CHECKING:
@@ -23,6 +25,16 @@ if TYPE_CHECKING:
 # What --decide-by takes for BY_TIME_TO_TARGET too.
 TARGET = "target"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+# What takes long to import for a report.
+_SLOW_IMPORTS = (
+    "hvdtrain.planning.flips",
+    "hvdtrain.reporting.content",
+    "hvdtrain.reporting.explaining.pictures",
+    "hvdtrain.reporting.plots",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
+    "scipy.special",
+)
 
 
 class DecidingMeasure(click.Choice):
@@ -165,6 +177,13 @@ def report(
         for path in runs:
             folded |= tried_lines(path)
         draw_report(content, out, png, tables, folded)
+
+
+def import_for_report() -> None:
+    """Imports what a report needs, while this process has to wait anyway."""
+    with importing():
+        for name in _SLOW_IMPORTS:
+            importlib.import_module(name)
 
 
 def content_of(runs: "list[Run]", *given: Any, are_ours: bool = False, **more: Any) -> "Content":

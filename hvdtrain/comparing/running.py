@@ -19,6 +19,7 @@ from hvdtrain.comparing.forecast import expected_seconds, total_seconds
 from hvdtrain.comparing.grid import Planned, in_rounds
 from hvdtrain.comparing.progress import Progress
 from hvdtrain.comparing.rates import find_rates, groups, trials_of, with_found_rates
+from hvdtrain.comparing.report_command import import_for_report
 from hvdtrain.comparing.search import Search
 from hvdtrain.comparing.selection import contenders_to_repeat, contenders_to_train
 from hvdtrain.comparing.settings import sides
@@ -525,7 +526,8 @@ class Comparison:
         if not can_be_forked(run.launcher, run.config):
             return ""
         if self._fork_server is None:
-            server = fork_server(self.folder / "logs" / "fork_server.log")
+            log = self.folder / "logs" / "fork_server.log"
+            server = fork_server(log, meanwhile=import_for_report)
             self._fork_server = self._resources.enter_context(server)
         return self._fork_server
 

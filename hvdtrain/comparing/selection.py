@@ -9,8 +9,6 @@ from hvdtrain.comparing.grid import Planned
 from hvdtrain.runs.read import grouped
 from hvdtrain.runs.request import mathematics, mode_options
 
-# The families in the order in which one of them is trained for all that compute the same steps.
-FIRST = (modes.RING, modes.SERVERS, modes.ONE_MACHINE)
 # The part of one machine's samples/s below which nobody would train.
 HALF = 0.5
 
@@ -29,7 +27,7 @@ def contenders_to_train(
 ) -> list[Planned]:
     """Returns the first whole run of one contender of each mathematics.
 
-    Contenders that compute the same steps learn the same, so one of them is trained for all. A
+    Contenders that compute the same steps learn the same, so the fastest is trained for all. A
     contender that does not reach half of one machine's speed is not trained.
 
     Args:
@@ -45,10 +43,7 @@ def contenders_to_train(
         whole_runs = [dataclasses.replace(run, after_sprints=True) for run in fast_enough]
         for alike in grouped(whole_runs, steps_of).values():
             trained = [run for run in alike if run.name in done]
-            candidates = trained or alike
-            chosen.append(
-                min(candidates, key=lambda run: (FIRST.index(run.family), -state.speed(run)))
-            )
+            chosen.append(max(trained or alike, key=state.speed))
     return chosen
 
 

@@ -184,6 +184,16 @@ class Files(ManyImages):
         path = os.path.join(os.fsencode(self.part), self.folders[label], file)
         return self.root / os.fsdecode(path), label
 
+    def paths(self) -> Iterator[bytes]:
+        """Yields the path of each image, in order, in less time than `image` takes."""
+        start = 0
+        for label, folder in enumerate(self.folders):
+            place = os.path.join(os.fsencode(self.root), os.fsencode(self.part), folder, b"")
+            first, until = [*self.starts, len(self)][label : label + 2]
+            for end in self.ends[first:until]:
+                yield place + self.names[start:end]
+                start = end
+
     def labels(self) -> Any:
         """Returns the class of each image, [images] int64."""
         import numpy as np

@@ -6,10 +6,8 @@ Of a large data set only a sample is read. datasets/README.md describes the hash
 import hashlib
 import json
 import os
-import time
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from msgspec import convert
@@ -17,6 +15,7 @@ from msgspec import convert
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.data import image
+from hvdtrain.data.file_states import FileStates, look
 from hvdtrain.data.folder import Files, ImageFolder, Samples, content_hash, read_manifest
 from hvdtrain.data.storage import cache_root, locked, on_all_cores
 
@@ -26,25 +25,6 @@ READ_FILES = 20_000
 READ_BYTES = 256 * 2**20
 # The cache keeps the hash of so many images or more. Fewer are read as fast as it is.
 KEPT_IMAGES = 500
-# A file that has changed within so many seconds may change again without another time, where a
-# file system counts times in whole seconds.
-SETTLED_S = 2.0
-
-
-@dataclass(frozen=True)
-class _Files:
-    """What tells whether files are as they were.
-
-    Attributes:
-        state: A hash of their names, inodes, sizes and times. Nobody can set the time of a file's
-            last change (ctime), so that a stranger's folder has no other folder's state.
-        bytes: The sum of their sizes.
-        changed: When one of them has last changed, in seconds since 1970.
-    """
-
-    state: str
-    bytes: int
-    changed: float
 
 
 def identity(folder: ImageFolder) -> str:
@@ -59,7 +39,7 @@ def identity(folder: ImageFolder) -> str:
     if folder.known_hash:
         return folder.known_hash
     if len(folder.train) + len(folder.validation) <= READ_FILES:
-        files = _look(folder.images)
+        files = _look(folder)
         if files.bytes <= READ_BYTES:
             return _content_hash_once(folder, files)
     sample = sample_hash(folder.train, folder.validation)
@@ -69,14 +49,13 @@ def identity(folder: ImageFolder) -> str:
     return f"sample:{sample}"
 
 
-def _content_hash_once(folder: ImageFolder, files: _Files) -> str:
+def _content_hash_once(folder: ImageFolder, files: FileStates) -> str:
     """Returns the content_hash, which one process of a host computes.
 
     The cache keeps it until a file changes. Where the cache cannot be written, each process
     computes it.
     """
-    is_settled = files.changed < time.time() - SETTLED_S
-    if len(folder.train) + len(folder.validation) < KEPT_IMAGES or not is_settled:
+    if len(folder.train) + len(folder.validation) < KEPT_IMAGES or not files.are_settled:
         return content_hash(folder)
     name = hashlib.sha256(os.fsencode(folder.root)).hexdigest()[:32]
     known = cache_root() / "hashes" / f"{name}.json"
@@ -87,7 +66,7 @@ def _content_hash_once(folder: ImageFolder, files: _Files) -> str:
         found = _kept(known, files.state)
         if not found:
             found = content_hash(folder)
-            if _look(folder.images) == files:
+            if _look(folder) == files:
                 with suppress(OSError):
                     write_whole(known, json.dumps([files.state, found]))
         return found
@@ -102,18 +81,10 @@ def _kept(known: Path, state: str) -> str:
     return kept[1] if kept[0] == state else ""
 
 
-def _look(paths: Iterable[Path]) -> _Files:
-    total = hashlib.sha256()
-    size = 0
-    changed = 0
-    for path in paths:
-        status = os.stat(path)
-        times = (status.st_mtime_ns, status.st_ctime_ns)
-        numbers = (status.st_dev, status.st_ino, status.st_size, *times)
-        total.update(b"%s\0%d %d %d %d %d\0" % (os.fsencode(path), *numbers))
-        size += status.st_size
-        changed = max(changed, *times)
-    return _Files(total.hexdigest(), size, changed / 1e9)
+def _look(folder: ImageFolder) -> FileStates:
+    assert isinstance(folder.train, Files)
+    assert isinstance(folder.validation, Files)
+    return look(chain(folder.train.paths(), folder.validation.paths()))
 
 
 def sample_hash(*parts: Samples) -> str:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from hvdtrain.data.augment import Augment
+from hvdtrain.data.decoded import decoded_images
 from hvdtrain.data.folder import ManyImages, Samples
 from hvdtrain.data.image import (
     decode_smaller,
@@ -113,7 +114,8 @@ class Loader:
         resize: 0, or the pixels to which the shorter side of an image is scaled before the middle
             square of `side` is cut out, as torchvision tests pretrained models (256 and 224).
         soon: The samples that are decoded at once if images are cached; by default all. Others are
-            decoded when they are first requested.
+            decoded when they are first requested. None is decoded if an earlier process has: see
+            data.decoded.
 
     Attributes:
         ahead: The number of batches that are begun before they are requested.
@@ -147,7 +149,7 @@ class Loader:
         if len(samples) * 3 * side * side <= CACHE_BYTES and not self.augment.crops:
             self.cache = torch.empty(len(samples), 3, side, side, dtype=torch.uint8)
             self.missing = set(range(len(samples)))  # samples that the cache lacks
-            self._fill_cache(self.missing if soon is None else soon)
+            self._begin_cache(self.cache, soon)
 
     def batches(
         self, shares: Iterable[Share], look_ahead: bool = True
@@ -176,6 +178,16 @@ class Loader:
                 yield first, (images.result(), self.labels[first.indices])
         for last, images in waiting:
             yield last, (images.result(), self.labels[last.indices])
+
+    def _begin_cache(self, cache: torch.Tensor, soon: Iterable[int] | None) -> None:
+        """Reads all samples where an earlier process has decoded them, or decodes those of `soon`."""
+        decoded = decoded_images(self.samples, self.side, self.resize)
+        if decoded and decoded.read(cache):
+            self.missing.clear()
+            return
+        self._fill_cache(self.missing if soon is None else soon)
+        if decoded and not self.missing:
+            decoded.write(cache)
 
     def _fill_cache(self, indices: Iterable[int]) -> None:
         """Decodes the samples that the cache lacks, and blocks until they are in it."""

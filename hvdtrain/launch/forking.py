@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hvdtrain.base.config.recipes import Launcher
@@ -31,11 +31,12 @@ def can_be_forked(launcher: Launcher, config: RunConfig) -> bool:
 
 
 @contextlib.contextmanager
-def fork_server(log: Path) -> Iterator[str]:
+def fork_server(log: Path, meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
     """Runs a fork server during the block.
 
     Args:
         log: the file that gets what the server prints.
+        meanwhile: is called while the server begins, which takes one core some seconds.
 
     Yields:
         The path of the server's socket, which only this user may enter; empty if the server could
@@ -52,6 +53,7 @@ def fork_server(log: Path) -> Iterator[str]:
             start_new_session=True,  # Ctrl-C is for `compare`, which ends its ranks in order
         )
         try:
+            meanwhile()
             yield str(place) if _begins(server, place) else ""
         finally:
             assert server.stdin

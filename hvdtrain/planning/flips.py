@@ -5,7 +5,7 @@ See README.md, "Where the answer would change".
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.world.load import beside_others, others_share
-from hvdtrain.planning import best
+from hvdtrain.planning import best, parallel
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.check import LOCAL_GBIT, job_of_run, measured_gbit, measured_step_s
 from hvdtrain.planning.equal_layers import of_equal_layers
@@ -62,7 +62,7 @@ class CostModel:
     mode_names: Sequence[str]
     missed: Sequence[float]
 
-    def place(self, workers: int = 0, **changed: Any) -> Row:
+    def place(self, workers: int = 0, **changed: Any) -> "Place":
         """Returns a place of the map: the largest cluster, with what is changed of it.
 
         Args:
@@ -70,7 +70,7 @@ class CostModel:
         """
         contest = best.Contest(self.calibration, replace(self.largest, **changed), self.mode_names)
         hosts = -(-(workers or self.largest.workers) // self.largest.workers_per_host)
-        return contest.place(hosts, detail=ROUGH)
+        return Place(contest, hosts)
 
     def with_batch(self, batch: int) -> "CostModel":
         return replace(self, calibration=self.calibration.with_batch(batch))
@@ -88,8 +88,22 @@ class Miss(NamedTuple):
     uncertain: float
 
 
+class Place(NamedTuple):
+    """A place that is asked about: a contest on so many hosts."""
+
+    contest: best.Contest
+    hosts: int
+
+    @property
+    def workers(self) -> int:
+        return self.hosts * self.contest.template.workers_per_host
+
+    def predict(self) -> Row:
+        return self.contest.place(self.hosts, detail=ROUGH)
+
+
 class Change(NamedTuple):
-    """What is changed of the measured place, in words, and the place that this leads to."""
+    """What is changed of the measured place, in words, and what is predicted then."""
 
     preposition: str
     what: str
@@ -284,12 +298,18 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
     """Returns the map, the place of it that was measured, and a sentence of what turns the answer
     there.
     """
-    here = model.place()
-    places = _places(model)
+    map_places = _places(model)
+    other_places = _other_places(model)
+    asked = [model.place(), *map_places, *other_places.values()]
+    here, *rows = parallel.each(Place.predict, asked)
+    map_rows = rows[: len(map_places)]
+    changes = _changes_on_map(here, map_rows)
+    for words, row in zip(other_places, rows[len(map_places) :], strict=True):
+        changes.append(Change(*words, row))
     measured_answer = _sure_answer(here)
     # The first change of each kind that turns the answer.
     turns: dict[tuple[str, str], str] = {}
-    for change in _changes(model, here, places):
+    for change in changes:
         changed_answer = _sure_answer(change.place)
         if changed_answer not in (measured_answer, ""):
             perhaps = "perhaps " if change.place["not_validated"] else ""
@@ -311,13 +331,13 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
     return {
         "says": f"{where}: {says}; {said_turns}",
         "leaning": f"{where}: perhaps {ANSWERS[likeliest]}",
-        "map": places,
+        "map": map_rows,
         "here": here,
     }
 
 
-def _places(model: CostModel) -> list[Row]:
-    """Returns the map: a place for each number of workers and each bandwidth."""
+def _places(model: CostModel) -> list[Place]:
+    """Returns the places of the map: one for each number of workers and each bandwidth."""
     sizes = sorted({*WORKERS, model.largest.workers})
     bandwidths = sorted({*BANDWIDTHS, model.largest.bandwidth_gbit})
     return [
@@ -327,24 +347,32 @@ def _places(model: CostModel) -> list[Row]:
     ]
 
 
-def _changes(model: CostModel, here: Row, places: Sequence[Row]) -> Iterator[Change]:
-    """Yields what is tried to turn the answer."""
-    workers = here["workers"]
-    for place in places:
-        if place["workers"] == workers:
-            yield Change("at", rate(place["bandwidth_gbit"]), place)
-    for place in places:
-        is_larger = place["workers"] > workers
-        if is_larger and place["bandwidth_gbit"] == model.largest.bandwidth_gbit:
-            yield Change("on", f"{place['hosts']} machines", place)
+def _other_places(model: CostModel) -> dict[tuple[str, str], Place]:
+    """Returns the places beside the map, by the preposition and the words that say what changes."""
+    places = {}
     for factor in SLOW:
-        place = model.place(slow=Stragglers({1: factor}))
-        yield Change("where", f"a worker is {factor:g} times slower", place)
+        slower = f"a worker is {factor:g} times slower"
+        places["where", slower] = model.place(slow=Stragglers({1: factor}))
     for times in BATCHES:
         batch = model.calibration.batch_per_worker * times
-        yield Change("with a batch of", f"{workers * batch:,}", model.with_batch(batch).place())
+        place = model.with_batch(batch).place()
+        places["with a batch of", f"{place.workers * batch:,}"] = place
     for steps in LOCAL_STEPS:
-        yield Change("with", f"{steps} local steps", model.place(local_steps=steps))
+        places["with", f"{steps} local steps"] = model.place(local_steps=steps)
+    return places
+
+
+def _changes_on_map(here: Row, map_rows: Sequence[Row]) -> list[Change]:
+    """Returns the places of the map with another bandwidth, and those with more workers."""
+    changes = []
+    for row in map_rows:
+        if row["workers"] == here["workers"]:
+            changes.append(Change("at", rate(row["bandwidth_gbit"]), row))
+    for row in map_rows:
+        is_larger = row["workers"] > here["workers"]
+        if is_larger and row["bandwidth_gbit"] == here["bandwidth_gbit"]:
+            changes.append(Change("on", f"{row['hosts']} machines", row))
+    return changes
 
 
 def _depends_on(place: Row) -> str:

@@ -368,9 +368,7 @@ def test_a_dry_run_tells_each_run_and_the_command_that_repeats_it(monkeypatch):
 def test_speed_is_measured_in_sprints_unless_a_length_is_given():
     told, commands = dry("--modes", "single,ps-sync", "--repeats", "2", "--trainings", "3")
     assert sum("--sprint 3.0" in command for command in commands) == 2 * 2
-    assert [line.split()[1] for line in told[4:]] == [
-        f"ps-sync-w2-s1-rpc-t-r{n}" for n in (1, 2, 3)
-    ]
+    assert [line.split()[1] for line in told[4:]] == [f"single-w1-t-r{n}" for n in (1, 2, 3)]
     told, commands = dry("--modes", "single,ps-sync", "--epochs", "2", "--repeats", "2")
     assert len(told) == 4 and all(
         "--epochs 2" in command and "--sprint" not in command for command in commands

@@ -328,7 +328,7 @@ def test_a_pilot_comes_first_and_each_mathematics_is_trained_once(tmp_path, monk
     ) == 2 * 5  # one machine has nothing to be chosen of
     counted = [name for place, name in made if place == "runs" and "-t-" not in name]
     assert len(counted) == 4 * 5 and not [name for name in counted if "ps-sync-w2-s1-rpc" in name]
-    assert [name for _, name in made[-2:]] == ["allreduce-w2-t-r1", "ps-async-w2-s1-rpc-t-r1"]
+    assert [name for _, name in made[-2:]] == ["single-w1-t-r1", "ps-async-w2-s1-rpc-t-r1"]
     more = made_by(tmp_path, monkeypatch, SPEEDS | {"ps-sync-w2-s1-rpc": 5000}, modes, repeats=1)
     assert [place for place, _ in more] == ["runs"] * 6  # what was decided stays
     left = made_by(tmp_path, monkeypatch, SPEEDS, "allreduce,ps-sync", repeats=1, trainings=0)
@@ -440,7 +440,7 @@ def test_a_comparison_of_which_one_part_is_a_contender_alone_ends_with_the_other
 @pytest.mark.parametrize(
     ("said", "second"),
     [
-        (answer(UNKNOWN, state="not shown", n=1), ["allreduce-w2-t-r2", "ps-async-w2-s1-rpc-t-r2"]),
+        (answer(UNKNOWN, state="not shown", n=1), ["single-w1-t-r2", "ps-async-w2-s1-rpc-t-r2"]),
         (answer(UNKNOWN, state="not shown", n=2), []),
         (answer(UNKNOWN), []),  # it is speed that is open
         (answer(RING_WINS, state="as good", n=1), []),

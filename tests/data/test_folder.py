@@ -62,6 +62,7 @@ def test_the_list_is_a_sequence_and_needs_no_paths(tmp_path):
     assert [train[i] for i in range(-42, 42)] == everything * 2
     assert train[1:40:7] == tuple(everything[1:40:7]) and train[-3:] == tuple(everything[-3:])
     assert labels(train).tolist() == [label for _, label in everything]
+    assert list(train.paths()) == [os.fsencode(path) for path, _ in everything]
     with pytest.raises(IndexError):
         train[42]
     assert len(train.names) + 8 * len(train.ends) < 42 * 20  # bytes: a million take 20 MB
@@ -71,8 +72,10 @@ def test_odd_names_are_listed(tmp_path):
     odd = os.fsdecode(b"Schr\xc3\xa4ube \xff & 'x'.PNG")  # bytes that are no UTF-8 among them
     root = make(tmp_path, [*GOOD, "TrainData/cat/a b\nc.png", "TrainData/cat/\u00e4.png"])
     shutil.copy(root / GOOD[0], root / "TrainData" / "cat" / odd)
-    paths = [path for path, _ in scan(root).train]
+    train = scan(root).train
+    paths = [path for path, _ in train]
     assert {path.name for path in paths} == {"1.png", "a b\nc.png", "\u00e4.png", odd}
+    assert list(train.paths()) == [os.fsencode(path) for path in paths]
     assert all(path.is_file() for path in paths)
     assert content_hash(scan(root)).startswith("sha256:")
 

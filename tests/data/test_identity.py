@@ -13,6 +13,7 @@ from helpers.jobs import make_images
 
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.world.place import World
+from hvdtrain.data import file_states
 from hvdtrain.data import identity as identities
 from hvdtrain.data.commands import data
 from hvdtrain.data.folder import content_hash, scan
@@ -89,7 +90,7 @@ def kept(root, tmp_path, monkeypatch):
     """The cache keeps the hash of few images too, however lately they have changed."""
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(identities, "KEPT_IMAGES", 1)
-    monkeypatch.setattr(identities, "SETTLED_S", -3600.0)
+    monkeypatch.setattr(file_states, "SETTLED_S", -3600.0)
     return identity(scan(root))
 
 
@@ -125,7 +126,7 @@ def test_a_cache_that_is_spoiled_or_cannot_be_written_is_none(kept, root, tmp_pa
 def test_a_file_that_may_change_again_unnoticed_is_read_each_time(
     kept, root, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(identities, "SETTLED_S", 3600.0)
+    monkeypatch.setattr(file_states, "SETTLED_S", 3600.0)
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "another"))
     assert identity(scan(root)) == kept and not (tmp_path / "another").exists()
 

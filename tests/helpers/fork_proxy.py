@@ -52,4 +52,4 @@ def fork_ranks(place: str) -> None:
         return expand(launcher, replace(spec, program=program))
 
     prepare.expand = through_proxies
-    running.fork_server = lambda log: contextlib.nullcontext("")
+    running.fork_server = lambda log, meanwhile: contextlib.nullcontext("")

@@ -102,6 +102,14 @@ def test_where_no_server_can_begin_ranks_are_new_interpreters(tmp_path, monkeypa
     assert not any("forked_rank" in word for word in command.argv)
 
 
+def test_the_time_that_the_server_takes_to_begin_is_used(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(forking.sys, "executable", "/bin/false")
+    monkeypatch.setattr(forking, "_begins", lambda *_: done == ["imported"])
+    with forking.fork_server(tmp_path / "log", meanwhile=lambda: done.append("imported")) as place:
+        assert place
+
+
 def test_only_ranks_of_this_machine_that_compute_on_cpus_are_forked(monkeypatch, tmp_path):
     local, ssh = recipes.launcher("local"), recipes.launcher("ssh")
     on_cpu, on_any = RunConfig(device="cpu"), RunConfig()

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hvdtrain.base import modes
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.system.parent import die_with_parent
 from hvdtrain.job.rank.preloading import TRAINING, preload
@@ -192,6 +193,7 @@ def main() -> None:
     except Failure as error:
         print(f"hvdtrain: {error}")
         sys.exit(1)
+    modes.names()  # imports all modes
     ForkServer(Path(place)).serve()
     os._exit(0)
 

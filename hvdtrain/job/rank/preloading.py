@@ -32,9 +32,12 @@ TRAINING = (
     "hvdtrain.cli",
     "hvdtrain.job.rank.command",
     "hvdtrain.job.rank.process",
+    "hvdtrain.job.coordination.meeting",
     "hvdtrain.job.rings.allreduce",
     "hvdtrain.job.rings.ddp",
     "hvdtrain.job.rings.sharded",
+    "hvdtrain.data.packed",
+    "encodings.idna",  # for socket.getaddrinfo
     "tomli_w",
     "rich._emoji_codes",
 )
