@@ -19,7 +19,12 @@ from hvdtrain.planning.check import LOCAL_GBIT, job_of_run, measured_gbit, measu
 from hvdtrain.planning.equal_layers import of_equal_layers
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
-from hvdtrain.planning.one_host import InRun, computing_of_all, in_run, with_computing
+from hvdtrain.planning.one_host import (
+    InRun,
+    computing_of_all,
+    in_run,
+    with_computing,
+)
 from hvdtrain.planning.predict import Row, simulate
 from hvdtrain.planning.scenario import Scenario, Stragglers
 from hvdtrain.planning.show import ANSWERS, OTHER_WORK, answer, map_table, rate
@@ -198,9 +203,16 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
         workers=max(2, largest_kind.workers),
         bandwidth_gbit=USUAL_GBIT if job.bandwidth_gbit == LOCAL_GBIT else job.bandwidth_gbit,
         workers_per_host=workers_per_host,
+        local_steps=_shared_local_steps(distributed),
     )
     mode_names = [kind.mode for kind in distributed]
     return CostModel(calibration, largest, mode_names, [miss.log for miss in misses])
+
+
+def _shared_local_steps(distributed: Mapping[Kind, Run]) -> int:
+    """Returns the number of local steps that all runs have; 1 where they differ."""
+    counts = {run.local_steps for run in distributed.values()}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def _is_on_one_host(run: Run) -> bool:

@@ -18,6 +18,7 @@ from hvdtrain.planning.from_runs import (
     factors_of_messages,
     message_seconds,
     scenario_of,
+    seconds_of_messages,
     transport_name,
     with_factors,
 )
@@ -88,7 +89,7 @@ def in_run(run: Run) -> InRun:
     known = calibration.transports
     costs = known.get(name, known["allreduce"])
     calibration = replace(calibration, transports=known | {name: costs})
-    factors = factors_of_messages(job, _seconds_of_messages(job, step))
+    factors = factors_of_messages(job, seconds_of_messages(job, step.cpu_s))
     calibration = with_factors(calibration, name, [factors])
     tried = []
     for waits in WAITS:
@@ -154,30 +155,15 @@ def _computing_s(job: Scenario, step: TypicalStep) -> float:
 
 
 def _least_beside_computing_s(job: Scenario) -> float:
-    """Returns the processor seconds that a worker takes at least beside forward and backward."""
+    """Returns the processor seconds of a step that a worker takes at least beside forward and
+    backward.
+    """
     each, at_workers, _ = message_seconds(job)
     if job.servers:
         # Workers and servers have half of the messages each.
         each /= 2
     messages_s = (each + at_workers) / job.workers / MOST_CHANGE
-    return job.fixed_s + _optimizer_s(job) + messages_s
-
-
-def _optimizer_s(job: Scenario) -> float:
-    """Returns the processor seconds that the optimizer takes on a worker."""
-    return 0.0 if job.servers else job.optimizer_s
-
-
-def _seconds_of_messages(job: Scenario, step: TypicalStep) -> dict[int, float]:
-    """Returns the processor seconds of messages in a step, by rank."""
-    computing_cpu_s = job.threads * (job.computing_s - job.fixed_s) + job.fixed_s
-    seconds = {}
-    for rank, cpu_s in step.cpu_s.items():
-        other_s = computing_cpu_s + _optimizer_s(job)
-        if rank < job.servers:
-            other_s = job.optimizer_s / job.servers
-        seconds[rank] = cpu_s - other_s
-    return seconds
+    return job.fixed_s + (job.worker_optimizer_s + messages_s) / job.local_steps
 
 
 def with_computing(base: Calibration, seconds: Quantity) -> Calibration:

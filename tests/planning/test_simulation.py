@@ -340,6 +340,15 @@ def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
     )
 
 
+def test_a_round_until_an_evaluation_has_as_many_steps_with_local_steps():
+    """Each of two workers leases the four local steps that there are before an evaluation. The slow
+    one has as many of them as the other, for which it takes three times as long.
+    """
+    job = scenario("ps-async", 2, 1, parameters=FEW, bandwidth_gbit=1e3, latency_s=0.0)
+    slow = replace(job, slow=Stragglers({1: 3.0}), local_steps=4, round_steps=4)
+    assert simulate(slow).step_s == pytest.approx(3 * 0.3, rel=0.02)
+
+
 def test_local_steps_share_the_cost_of_an_exchange():
     """Of eight steps one sends: what is beyond computing is an eighth, and so are the bytes."""
     for mode, servers in (("allreduce", 0), ("ddp", 0), ("ps-sync", 2), ("ps-async", 2)):
