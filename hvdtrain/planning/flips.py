@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
-from hvdtrain.base.world.load import beside_others, others_share
+from hvdtrain.base.world.load import others_share
 from hvdtrain.planning import best
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.check import LOCAL_GBIT, job_of_run, measured_gbit, measured_step_s
@@ -22,6 +22,7 @@ from hvdtrain.planning.layout import ROUGH
 from hvdtrain.planning.one_host import (
     InRun,
     computing_of_all,
+    disturbed_hosts,
     in_run,
     with_computing,
 )
@@ -246,11 +247,8 @@ def _missed_on_one_host(of_run: InRun) -> Miss:
 
 def _others_share(run: Run) -> float:
     """Returns the largest share of a host that other work had during a run; 0 if it did not disturb."""
-    shares = [0.0]
-    for name, load in run.summary.load.items():
-        if load.cores and beside_others({name: load}):
-            shares.append(others_share(load))
-    return min(1.0, max(shares))
+    shares = [others_share(load) for load in disturbed_hosts(run)]
+    return min(1.0, max(shares, default=0.0))
 
 
 def _by_family_and_size(kind_and_run: tuple[Kind, Run]) -> tuple[bool, int]:

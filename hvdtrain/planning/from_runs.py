@@ -8,11 +8,13 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import NamedTuple
 
+from hvdtrain.base import modes
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
 from hvdtrain.planning.check import job_of_run, measured_step_s
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
-from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
+from hvdtrain.planning.ring import buckets_of_reducer
+from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
 
@@ -156,8 +158,10 @@ def message_seconds(job: Scenario) -> MessageCosts:
     gigabytes = job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
-        each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
+        averages = 2 if modes.declared(job.mode).joins_horovod else buckets_of_reducer(job)
+        # A sharded ring has a reduce-scatter and an all-gather in place of an all-reduce.
+        operations = 2 * averages if job.shards_optimizer else averages
+        each_us = operations * costs.operation_us + averages * 2 * (n - 1) * costs.message_us
         s_per_gb = costs.send_s_per_gb + costs.receive_s_per_gb
         return MessageCosts(n * each_us * 1e-6, n * job.ring_bytes(sent) * s_per_gb, 0.0)
     messages = max(job.servers, job.bytes / BUCKET_BYTES)

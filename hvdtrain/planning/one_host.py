@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hvdtrain.planning.calibration import Calibration, Quantity
+from hvdtrain.base.world.load import beside_others, others_share
+from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
 from hvdtrain.planning.check import measured_step_s
 from hvdtrain.planning.equal_layers import of_equal_layers
 from hvdtrain.planning.from_runs import (
@@ -25,6 +26,7 @@ from hvdtrain.planning.from_runs import (
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import Scenario
 from hvdtrain.runs.read import Run
+from hvdtrain.runs.schema import Load
 
 # What is tried for `local_waits`. Messages are not believed to wait longer than they work.
 WAITS = [number / 10 for number in range(11)]
@@ -80,9 +82,9 @@ def in_run(run: Run) -> InRun:
     """
     base = of_equal_layers(run)
     step = _typical_step(run)
-    computing = Quantity.exactly(_computing_s(scenario_of(base, run), step))
+    computing = Quantity.exactly(_computing_s(_job_of(base, run), step))
     calibration = with_computing(base, computing)
-    job = scenario_of(calibration, run)
+    job = _job_of(calibration, run)
     if not job.on_processor or not step.cpu_s:
         return InRun(step, calibration, simulate(job).step_s)
     name = transport_name(run)
@@ -94,9 +96,27 @@ def in_run(run: Run) -> InRun:
     tried = []
     for waits in WAITS:
         with_waits = calibration.with_transport(name, {"local_waits": Quantity.exactly(waits)})
-        tried.append(InRun(step, with_waits, simulate(scenario_of(with_waits, run)).step_s))
+        tried.append(InRun(step, with_waits, simulate(_job_of(with_waits, run)).step_s))
     best = min(tried, key=lambda one: abs(one.missed))
     return best._replace(waited=best.missed - tried[0].missed)
+
+
+def _job_of(calibration: Calibration, run: Run) -> Scenario:
+    """Returns the job that a run was, on the cores of its host that other work left."""
+    job = scenario_of(calibration, run)
+    return replace(job, cores=min(job.cores, _cores_left(run)))
+
+
+def _cores_left(run: Run) -> float:
+    """Returns the cores that other work left on a run's host; infinite if none disturbed the run."""
+    left = [load.cores * (1 - others_share(load)) for load in disturbed_hosts(run)]
+    return max(LEAST_CORES, min(left, default=math.inf))
+
+
+def disturbed_hosts(run: Run) -> list[Load]:
+    """Returns the loads of the hosts on which other work disturbed a run."""
+    loads = run.summary.load
+    return [load for name, load in loads.items() if load.cores and beside_others({name: load})]
 
 
 def _typical_step(run: Run) -> TypicalStep:

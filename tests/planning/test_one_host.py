@@ -64,10 +64,14 @@ def simulated_run(
     longer=1.0,
     repeat=1,
     local_steps=1,
+    others_cores=0.0,
 ):
-    """A run that took as long as the simulation says, or so many times as long."""
+    """A run that took as long as the simulation says, or so many times as long, while other work
+    kept some cores busy.
+    """
     draft = write(root / "draft", mode, servers, repeat, cores, local_steps=local_steps)
     job = scenario_of(truth(draft), draft)
+    job = replace(job, cores=cores - others_cores)
     simulated = simulate(job)
     each, at_workers, at_servers = message_seconds(job)
     of_workers = (each / 2 if servers else each) + at_workers
@@ -101,6 +105,7 @@ def simulated_run(
             {"rank": rank, "role": "worker", "host": "host0", "cpu_s": steps * spent_s}
             for rank, spent_s in enumerate(cpu_s)
         ],
+        load={"host0": {"cores": cores, "others_cores": others_cores, "stolen_share": 0.0}},
     )
 
 
@@ -146,6 +151,16 @@ def test_of_local_steps_a_rounds_messages_are_beside_a_rounds_computing(
         assert costs[name].value == pytest.approx(true_costs[name].value, rel=0.02)
     assert computed_s(run) == pytest.approx(COMPUTING_S)
     assert in_run(run).missed == pytest.approx(0, abs=0.03)
+
+
+@any_job
+def test_cores_that_other_work_had_are_not_shared(tmp_path, mode, servers):
+    """A run beside a busy process is as much longer, and computes no longer for it."""
+    alone = simulated_run(tmp_path / "alone", mode, servers, cores=2)
+    beside = simulated_run(tmp_path / "beside", mode, servers, cores=2, others_cores=0.7)
+    assert measured_step_s(beside) > 1.2 * measured_step_s(alone)
+    assert computed_s(beside) == pytest.approx(COMPUTING_S)
+    assert in_run(beside).missed == pytest.approx(0, abs=0.06)
 
 
 @any_job
