@@ -109,7 +109,7 @@ def _job_of(calibration: Calibration, run: Run) -> Scenario:
 
 def _cores_left(run: Run) -> float:
     """Returns the cores that other work left on a run's host; infinite if none disturbed the run."""
-    left = [load.cores * (1 - others_share(load)) for load in disturbed_hosts(run)]
+    left = [(load.cores or 0) * (1 - others_share(load)) for load in disturbed_hosts(run)]
     return max(LEAST_CORES, min(left, default=math.inf))
 
 
