@@ -12,14 +12,20 @@ from typing import Any, NamedTuple
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import UsageError
-from hvdtrain.base.world.load import beside_others, others_share
+from hvdtrain.base.world.load import others_share
 from hvdtrain.planning import best, parallel
 from hvdtrain.planning.calibration import Calibration
 from hvdtrain.planning.check import LOCAL_GBIT, job_of_run, measured_gbit, measured_step_s
 from hvdtrain.planning.equal_layers import of_equal_layers
 from hvdtrain.planning.from_runs import from_runs, scenario_of
 from hvdtrain.planning.layout import ROUGH
-from hvdtrain.planning.one_host import InRun, computing_of_all, in_run, with_computing
+from hvdtrain.planning.one_host import (
+    InRun,
+    computing_of_all,
+    disturbed_hosts,
+    in_run,
+    with_computing,
+)
 from hvdtrain.planning.predict import Row, simulate
 from hvdtrain.planning.scenario import Scenario, Stragglers
 from hvdtrain.planning.show import ANSWERS, OTHER_WORK, answer, map_table, rate
@@ -212,9 +218,16 @@ def _modelled(chosen: Mapping[Kind, Run], bandwidth: float | None) -> CostModel:
         workers=max(2, largest_kind.workers),
         bandwidth_gbit=USUAL_GBIT if job.bandwidth_gbit == LOCAL_GBIT else job.bandwidth_gbit,
         workers_per_host=workers_per_host,
+        local_steps=_shared_local_steps(distributed),
     )
     mode_names = [kind.mode for kind in distributed]
     return CostModel(calibration, largest, mode_names, [miss.log for miss in misses])
+
+
+def _shared_local_steps(distributed: Mapping[Kind, Run]) -> int:
+    """Returns the number of local steps that all runs have; 1 where they differ."""
+    counts = {run.local_steps for run in distributed.values()}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def _is_on_one_host(run: Run) -> bool:
@@ -248,11 +261,8 @@ def _missed_on_one_host(of_run: InRun) -> Miss:
 
 def _others_share(run: Run) -> float:
     """Returns the largest share of a host that other work had during a run; 0 if it did not disturb."""
-    shares = [0.0]
-    for name, load in run.summary.load.items():
-        if load.cores and beside_others({name: load}):
-            shares.append(others_share(load))
-    return min(1.0, max(shares))
+    shares = [others_share(load) for load in disturbed_hosts(run)]
+    return min(1.0, max(shares, default=0.0))
 
 
 def _by_family_and_size(kind_and_run: tuple[Kind, Run]) -> tuple[bool, int]:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import NamedTuple
 
+from hvdtrain.base import modes
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
 from hvdtrain.planning.check import job_of_run, measured_step_s
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
-from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
+from hvdtrain.planning.ring import buckets_of_reducer
+from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
 
@@ -32,7 +34,7 @@ EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
 
 
 class MessageCosts(NamedTuple):
-    """Processor seconds of all messages of a step, or factors of these.
+    """Processor seconds of all messages of an exchange, or factors of these.
 
     Attributes:
         each: of messages as such.
@@ -147,14 +149,19 @@ def _with_computing(base: Calibration, runs: Sequence[Run]) -> Calibration:
 
 
 def message_seconds(job: Scenario) -> MessageCosts:
-    """Returns what the messages of a step are expected to cost."""
+    """Returns what the messages of an exchange are expected to cost.
+
+    There is an exchange in each step, or one in a round of local steps.
+    """
     n = job.workers
     costs = job.transport
     gigabytes = job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        operations = 2 if job.mode == "allreduce" else 2 + job.bytes / 25 / MIB
-        each_us = operations * (costs.operation_us + 2 * (n - 1) * costs.message_us)
+        averages = 2 if modes.declared(job.mode).joins_horovod else buckets_of_reducer(job)
+        # A sharded ring has a reduce-scatter and an all-gather in place of an all-reduce.
+        operations = 2 * averages if job.shards_optimizer else averages
+        each_us = operations * costs.operation_us + averages * 2 * (n - 1) * costs.message_us
         s_per_gb = costs.send_s_per_gb + costs.receive_s_per_gb
         return MessageCosts(n * each_us * 1e-6, n * job.ring_bytes(sent) * s_per_gb, 0.0)
     messages = max(job.servers, job.bytes / BUCKET_BYTES)
@@ -190,7 +197,7 @@ def _with_costs(
     factors = []
     for run in runs:
         job = scenario_of(calibration, run, bandwidth)
-        seconds = _seconds_of_messages(job, run)
+        seconds = _mean_seconds_of_messages(job, run)
         if seconds:
             factors.append(factors_of_messages(job, seconds))
     return with_factors(calibration, name, factors) if factors else calibration
@@ -221,7 +228,7 @@ def factors_of_messages(job: Scenario, seconds: Mapping[int, float]) -> MessageC
     """Returns how many times as much as expected messages cost.
 
     Args:
-        seconds: processor seconds of messages, by rank.
+        seconds: processor seconds of an exchange's messages, by rank.
     """
     each, at_workers, at_servers = message_seconds(job)
     of_all = sum(seconds.values())
@@ -246,24 +253,37 @@ def _believed(seconds: float, expected: float) -> float:
     return min(MOST_CHANGE, max(1 / MOST_CHANGE, seconds / expected))
 
 
-def _seconds_of_messages(job: Scenario, run: Run) -> dict[int, float]:
-    """Returns the processor seconds of a step that each process of a run needed for messages, by
-    rank.
+def seconds_of_messages(job: Scenario, cpu_s: Mapping[int, float]) -> dict[int, float]:
+    """Returns the processor seconds of an exchange's messages, by rank.
+
+    They are what is left beside computing and the optimizer.
+
+    Args:
+        cpu_s: processor seconds of a step, by rank.
+    """
+    seconds = {}
+    for rank, of_step in cpu_s.items():
+        other_s = job.worker_processor_s
+        if rank < job.servers:
+            other_s = job.optimizer_s / job.servers
+        seconds[rank] = job.local_steps * of_step - other_s
+    return seconds
+
+
+def _mean_seconds_of_messages(job: Scenario, run: Run) -> dict[int, float]:
+    """Returns the processor seconds that an exchange's messages took in a run, by rank, without
+    those of waiting.
 
     Empty where nobody knows.
     """
     steps = run.summary.steps or 0
-    seconds: dict[int, float] = {}
+    idle_s = job.transport.idle_cores * (run.summary.wall_s or 0.0)
+    cpu_s: dict[int, float] = {}
     for process in run.summary.processes:
         if not steps or not process.cpu_s or process.rank is None:
             return {}
-        other_s = job.transport.idle_cores * (run.summary.wall_s or 0.0) / steps
-        if process.rank < job.servers:
-            other_s += job.optimizer_s / job.servers
-        else:
-            other_s += job.computing_s + (0.0 if job.servers else job.optimizer_s)
-        seconds[process.rank] = process.cpu_s / steps - other_s
-    return seconds
+        cpu_s[process.rank] = (process.cpu_s - idle_s) / steps
+    return seconds_of_messages(job, cpu_s)
 
 
 def _idle_cores(run: Run) -> list[float]:
@@ -294,7 +314,7 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
     for host in run.manifest.hosts.values():
         for rank in host.ranks:
             servers_beside[rank] = len(servers & set(host.ranks))
-    seconds = _seconds_of_messages(job, run)
+    seconds = _mean_seconds_of_messages(job, run)
     workers = [rank for rank in seconds if rank not in servers]
     if not servers:
         return []

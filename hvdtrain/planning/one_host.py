@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hvdtrain.planning.calibration import Calibration, Quantity
+from hvdtrain.base.world.load import beside_others, others_share
+from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
 from hvdtrain.planning.check import measured_step_s
 from hvdtrain.planning.equal_layers import of_equal_layers
 from hvdtrain.planning.from_runs import (
@@ -18,12 +19,14 @@ from hvdtrain.planning.from_runs import (
     factors_of_messages,
     message_seconds,
     scenario_of,
+    seconds_of_messages,
     transport_name,
     with_factors,
 )
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import Scenario
 from hvdtrain.runs.read import Run
+from hvdtrain.runs.schema import Load
 
 # What is tried for `local_waits`. Messages are not believed to wait longer than they work.
 WAITS = [number / 10 for number in range(11)]
@@ -79,23 +82,41 @@ def in_run(run: Run) -> InRun:
     """
     base = of_equal_layers(run)
     step = _typical_step(run)
-    computing = Quantity.exactly(_computing_s(scenario_of(base, run), step))
+    computing = Quantity.exactly(_computing_s(_job_of(base, run), step))
     calibration = with_computing(base, computing)
-    job = scenario_of(calibration, run)
+    job = _job_of(calibration, run)
     if not job.on_processor or not step.cpu_s:
         return InRun(step, calibration, simulate(job).step_s)
     name = transport_name(run)
     known = calibration.transports
     costs = known.get(name, known["allreduce"])
     calibration = replace(calibration, transports=known | {name: costs})
-    factors = factors_of_messages(job, _seconds_of_messages(job, step))
+    factors = factors_of_messages(job, seconds_of_messages(job, step.cpu_s))
     calibration = with_factors(calibration, name, [factors])
     tried = []
     for waits in WAITS:
         with_waits = calibration.with_transport(name, {"local_waits": Quantity.exactly(waits)})
-        tried.append(InRun(step, with_waits, simulate(scenario_of(with_waits, run)).step_s))
+        tried.append(InRun(step, with_waits, simulate(_job_of(with_waits, run)).step_s))
     best = min(tried, key=lambda one: abs(one.missed))
     return best._replace(waited=best.missed - tried[0].missed)
+
+
+def _job_of(calibration: Calibration, run: Run) -> Scenario:
+    """Returns the job that a run was, on the cores of its host that other work left."""
+    job = scenario_of(calibration, run)
+    return replace(job, cores=min(job.cores, _cores_left(run)))
+
+
+def _cores_left(run: Run) -> float:
+    """Returns the cores that other work left on a run's host; infinite if none disturbed the run."""
+    left = [(load.cores or 0) * (1 - others_share(load)) for load in disturbed_hosts(run)]
+    return max(LEAST_CORES, min(left, default=math.inf))
+
+
+def disturbed_hosts(run: Run) -> list[Load]:
+    """Returns the loads of the hosts on which other work disturbed a run."""
+    loads = run.summary.load
+    return [load for name, load in loads.items() if load.cores and beside_others({name: load})]
 
 
 def _typical_step(run: Run) -> TypicalStep:
@@ -154,30 +175,15 @@ def _computing_s(job: Scenario, step: TypicalStep) -> float:
 
 
 def _least_beside_computing_s(job: Scenario) -> float:
-    """Returns the processor seconds that a worker takes at least beside forward and backward."""
+    """Returns the processor seconds of a step that a worker takes at least beside forward and
+    backward.
+    """
     each, at_workers, _ = message_seconds(job)
     if job.servers:
         # Workers and servers have half of the messages each.
         each /= 2
     messages_s = (each + at_workers) / job.workers / MOST_CHANGE
-    return job.fixed_s + _optimizer_s(job) + messages_s
-
-
-def _optimizer_s(job: Scenario) -> float:
-    """Returns the processor seconds that the optimizer takes on a worker."""
-    return 0.0 if job.servers else job.optimizer_s
-
-
-def _seconds_of_messages(job: Scenario, step: TypicalStep) -> dict[int, float]:
-    """Returns the processor seconds of messages in a step, by rank."""
-    computing_cpu_s = job.threads * (job.computing_s - job.fixed_s) + job.fixed_s
-    seconds = {}
-    for rank, cpu_s in step.cpu_s.items():
-        other_s = computing_cpu_s + _optimizer_s(job)
-        if rank < job.servers:
-            other_s = job.optimizer_s / job.servers
-        seconds[rank] = cpu_s - other_s
-    return seconds
+    return job.fixed_s + (job.worker_optimizer_s + messages_s) / job.local_steps
 
 
 def with_computing(base: Calibration, seconds: Quantity) -> Calibration:

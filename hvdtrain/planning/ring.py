@@ -29,6 +29,11 @@ FILLS = {
 AHEAD = 2
 
 
+def buckets_of_reducer(scenario: Scenario) -> int:
+    """Returns in how many buckets DDP's reducer averages the gradients."""
+    return max(1, -(-scenario.bytes // BUCKET))
+
+
 class SimulatedRing(SimulatedJob):
     """A job that averages gradients in a ring of workers.
 
@@ -41,8 +46,7 @@ class SimulatedRing(SimulatedJob):
         self.is_horovod = modes.declared(scenario.mode).joins_horovod
         pieces = []
         if scenario.workers > 1:
-            ddp_buckets = max(1, -(-scenario.bytes // BUCKET))
-            most_pieces = detail.pieces if self.is_horovod else ddp_buckets
+            most_pieces = detail.pieces if self.is_horovod else buckets_of_reducer(scenario)
             pieces = cut(scenario, [HostGroup(1, 1, ())], most_pieces)
         super().__init__(scenario, steps, seed, pieces)
         workers_on_a_host = min(scenario.workers, scenario.workers_per_host)

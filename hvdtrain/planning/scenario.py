@@ -201,6 +201,30 @@ class Scenario:
         """Processor seconds of a step's optimizer, for all weights once."""
         return self.optimizer_s_per_mb * self.bytes / 1e6
 
+    @property
+    def worker_optimizer_s(self) -> float:
+        """Processor seconds of a worker's optimizer from one exchange to the next.
+
+        Local steps are the worker's own. What an exchange brings is applied by servers, or else by
+        each worker: all of it, or its shard.
+        """
+        local_s = self.local_steps * self.optimizer_s if self.local_steps > 1 else 0.0
+        if self.servers:
+            return local_s
+        if self.shards_optimizer:
+            return local_s + self.optimizer_s / self.workers
+        return local_s + self.optimizer_s
+
+    @property
+    def worker_processor_s(self) -> float:
+        """Processor seconds of a worker from one exchange to the next, without those of messages.
+
+        All threads of a worker are busy in forward and backward, one with all else.
+        """
+        threads = self.threads if self.on_processor else 1
+        step_s = threads * (self.computing_s - self.fixed_s) + self.fixed_s
+        return self.local_steps * step_s + self.worker_optimizer_s
+
     def ring_bytes(self, size: float, times_around: int = 2, members: int = 0) -> float:
         """Returns how many bytes a worker sends while `size` bytes go around a ring.
 

@@ -41,7 +41,9 @@ class SimulatedJob(ABC):
         workers: each of them a group of workers that do the same at the same time.
         unfinished: the number of workers that have not yet taken enough steps. Those that are
             faster go on.
-        round_steps: steps after which all workers wait for the last one; 0: they never do.
+        whole_round: simulated steps after which all workers of the job wait for the last one; 0:
+            they never do.
+        round_steps: those of them that are simulated.
         shares_left: shares that are left in the round.
         last_share_at: when the last share was taken.
         staleness_sum: the sum over `pushes`.
@@ -53,7 +55,8 @@ class SimulatedJob(ABC):
         self.loop = EventLoop()
         self.draw = random.Random(seed)
         most_of_a_round = max(LEAST_ROUND, ROUND_SHARES // scenario.workers)
-        self.round_steps = min(scenario.round_steps, most_of_a_round)
+        self.whole_round = -(-scenario.round_steps // scenario.local_steps)
+        self.round_steps = min(self.whole_round, most_of_a_round)
         self.steps = math.inf if self.round_steps else steps
         self.shares_left = self.round_steps * scenario.workers or math.inf
         self.last_share_at = 0.0
@@ -137,7 +140,7 @@ class SimulatedJob(ABC):
         if self.round_steps > 1:
             # The rest of the round goes on as fast as shares were taken.
             further_s = self.last_share_at / (self.round_steps - 1)
-            step_s += (1 - self.round_steps / scenario.round_steps) * (further_s - step_s)
+            step_s += (1 - self.round_steps / self.whole_round) * (further_s - step_s)
         sent = scenario.bytes * scenario.codec.wire_share
         server_bytes = 0.0
         if scenario.servers:

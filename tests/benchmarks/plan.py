@@ -209,14 +209,17 @@ def sureness(rows: list[dict]) -> tuple[float, list[float]]:
     for ring, servers in itertools.permutations(rows, 2):
         same = all(ring[key] == servers[key] for key in ("model", "rate", "workers", "local"))
         if same and not ring["servers"] and servers["servers"]:
-            apart = sum(
-                (math.log(row["high"] / row["low"]) / 2 / Z90) ** 2 for row in (ring, servers)
-            )
-            apart -= 2 * (SHARED * MODEL_ERROR) ** 2  # errors that both have
-            lead = math.log(servers["predicted_step_s"] / ring["predicted_step_s"])
-            first = NormalDist().cdf(lead / math.sqrt(apart))
+            first = chance_of_faster(ring, servers)
             errors.append((first - (ring["measured_step_s"] < servers["measured_step_s"])) ** 2)
     return statistics.fmean(inside), errors
+
+
+def chance_of_faster(row: dict, other: dict) -> float:
+    """The probability that a predicted job is faster than another one on the same hosts."""
+    apart = sum((math.log(one["high"] / one["low"]) / 2 / Z90) ** 2 for one in (row, other))
+    apart -= 2 * (SHARED * MODEL_ERROR) ** 2  # errors that both have
+    lead = math.log(other["predicted_step_s"] / row["predicted_step_s"])
+    return NormalDist().cdf(lead / math.sqrt(apart))
 
 
 def draw(rows: list[dict], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two hosts of a core each on this machine, for benchmarks that compare on them."""
+"""Two hosts on this machine, for benchmarks that compare on them."""
 
 import subprocess
 import sys
@@ -11,13 +11,15 @@ def hvdtrain(*words: str) -> None:
 
 
 @contextmanager
-def two_hosts(prefix: str, rate: str) -> Iterator[None]:
-    """Two hosts of a core each, joined by that rate, which end with the block.
+def two_hosts(prefix: str, rate: str, cores: float = 1) -> Iterator[None]:
+    """Two hosts, joined by that rate, which end with the block.
 
     Args:
         prefix: the hosts are called PREFIX1 and PREFIX2.
+        cores: of each host.
     """
-    hvdtrain("hosts", "up", "--count", "2", "--rate", rate, "--cpus", "1,1", "--prefix", prefix)
+    cpus = f"{cores},{cores}"
+    hvdtrain("hosts", "up", "--count", "2", "--rate", rate, "--cpus", cpus, "--prefix", prefix)
     try:
         yield
     finally:

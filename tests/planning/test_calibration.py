@@ -407,24 +407,40 @@ def test_costs_of_messages_from_measured_steps():
     assert guessed.high > 3 * guessed.low  # it was not measured
 
 
-def written(root, made, mode, workers, servers, bandwidth, cpu_factor=1.0):
+def written(
+    root, made, mode, workers, servers, bandwidth, cpu_factor=1.0, local_steps=1, threads=1
+):
     """A run on hosts of its own, as long as predicted."""
     asked = Scenario(
-        mode, workers=workers, servers=servers, bandwidth_gbit=bandwidth, placement="shared"
+        mode,
+        workers=workers,
+        servers=servers,
+        bandwidth_gbit=bandwidth,
+        placement="shared",
+        local_steps=local_steps,
     )
-    job = made.with_costs(asked)
+    job = made.with_threads(threads).with_costs(asked)
     step = predict.simulate(job).step_s
     hosts = {
         f"host{n}": {"ranks": [n, servers + n] if n < servers else [servers + n]}
         for n in range(workers)
     }
-    change = {"parameters": 6_250_000, "global_batch": workers * BATCH, "hosts": hosts}
+    change = {
+        "parameters": 6_250_000,
+        "global_batch": workers * BATCH,
+        "hosts": hosts,
+        "threads_per_worker": threads,
+        "options": {"local_steps": local_steps} if local_steps > 1 else {},
+    }
     folder = report_runs.write(
         root, mode, workers, servers, speed=report_runs.BATCH / step, change=change
     )
     summary = json.loads((folder / "summary.json").read_text())
     used = sum(from_runs.message_seconds(job)) * cpu_factor
-    used += workers * job.computing_s + job.optimizer_s * (1 if servers else workers)
+    used += job.optimizer_s * (1 if servers else workers)
+    used /= local_steps
+    used += workers * (threads * (job.computing_s - job.fixed_s) + job.fixed_s)
+    used += workers * (job.optimizer_s if local_steps > 1 else 0.0)
     for process in summary["processes"]:
         process["cpu_s"] = used * summary["steps"] / len(summary["processes"])
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -527,6 +543,18 @@ def test_runs_correct_a_calibration(tmp_path):
     assert found.transports["ps"]["efficiency"].value == pytest.approx(0.7, abs=0.03)
     assert found.transports["allreduce"] == make().transports["allreduce"]
     assert (found.most_workers, found.bandwidth_gbit) == (3, 0.2)
+
+
+@pytest.mark.parametrize(("local_steps", "threads"), [(1, 2), (3, 1), (6, 2)])
+@pytest.mark.parametrize(("mode", "servers"), [("ddp", 0), ("ps-sync", 3)])
+def test_runs_of_local_steps_and_of_several_threads_tell_what_messages_cost(
+    tmp_path, mode, servers, local_steps, threads
+):
+    """Messages of a round are beside a round's computing, in which all threads are busy."""
+    folder = written(tmp_path, make(), mode, 3, servers, 0.2, 2.0, local_steps, threads)
+    run = load_run(folder)
+    found = from_runs.from_runs(make(), [run], 0.2).transports[from_runs.transport_name(run)]
+    assert found["message_us"].value == pytest.approx(400, rel=0.02)
 
 
 def test_runs_at_two_rates_tell_what_messages_cost_from_what_the_wire_carries(tmp_path):

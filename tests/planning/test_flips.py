@@ -221,6 +221,11 @@ def test_runs_that_share_the_cores_of_one_host_lead_to_a_probability(little, tmp
     assert set(CHANCES) <= found["here"].keys()
 
 
+def test_what_was_measured_with_local_steps_is_foretold_with_them(little, tmp_path):
+    runs = find_runs([comparison(tmp_path, options={"local_steps": 5})])
+    assert flips(runs, "RING")["here"]["local_steps"] == 5
+
+
 def test_what_cannot_be_foretold_says_why(tmp_path):
     slow = comparison(tmp_path / "slow", repeats=(1,), slow={"asked": "1:4x", "achieved": {}})
     found = flips(find_runs([slow]), "RING")

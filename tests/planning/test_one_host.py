@@ -30,7 +30,9 @@ JOBS = [("allreduce", 0), ("ddp", 0), ("sharded", 0), ("ps-sync", 1), ("ps-async
 any_job = pytest.mark.parametrize("mode, servers", JOBS)
 
 
-def write(root, mode, servers, repeat, cores, speed=100.0, device="cpu", **summarised):
+def write(
+    root, mode, servers, repeat, cores, speed=100.0, device="cpu", local_steps=1, **summarised
+):
     """Four workers of one thread on one host."""
     ranks = list(range(4 + servers))
     change = {
@@ -38,6 +40,7 @@ def write(root, mode, servers, repeat, cores, speed=100.0, device="cpu", **summa
         "hosts": {"host0": {"ranks": ranks, "cores": cores, "cores_usable": cores}},
         "hardware": {"cpu": "A CPU", "cores": cores, "cores_usable": cores, "hosts": ["host0"]},
         "device": device,
+        "options": {"local_steps": local_steps} if local_steps > 1 else {},
     }
     folder = report_runs.write(root, mode, 4, servers, repeat, speed, change, **summarised)
     return load_run(folder)
@@ -52,16 +55,32 @@ def truth(run):
     return with_factors(computing, name, [MessageCosts(CHEAPER, CHEAPER, CHEAPER)])
 
 
-def simulated_run(root, mode, servers, cores, is_recorded=True, longer=1.0, repeat=1):
-    """A run that took as long as the simulation says, or so many times as long."""
-    draft = write(root / "draft", mode, servers, repeat, cores)
+def simulated_run(
+    root,
+    mode,
+    servers,
+    cores,
+    is_recorded=True,
+    longer=1.0,
+    repeat=1,
+    local_steps=1,
+    others_cores=0.0,
+):
+    """A run that took as long as the simulation says, or so many times as long, while other work
+    kept some cores busy.
+    """
+    draft = write(root / "draft", mode, servers, repeat, cores, local_steps=local_steps)
     job = scenario_of(truth(draft), draft)
+    job = replace(job, cores=cores - others_cores)
     simulated = simulate(job)
     each, at_workers, at_servers = message_seconds(job)
     of_workers = (each / 2 if servers else each) + at_workers
-    optimizer_s = 0.0 if servers else job.optimizer_s
-    worker_s = job.computing_s + optimizer_s + of_workers / 4
-    server_s = job.optimizer_s + each / 2 + at_servers
+    # Per step: the local one, and the part of the exchange's.
+    updated = 0.0 if servers else 0.25 if mode == "sharded" else 1.0
+    local = 1.0 if local_steps > 1 else 0.0
+    optimizer_s = job.optimizer_s * (local + updated / local_steps)
+    worker_s = job.computing_s + optimizer_s + of_workers / 4 / local_steps
+    server_s = (job.optimizer_s + each / 2 + at_servers) / local_steps
     step_s = longer * simulated.step_s
     wall_s = simulated.step_s - simulated.exposed_comm_s - job.fixed_s - optimizer_s
     steps = report_runs.PER_EPOCH * report_runs.EPOCHS
@@ -73,6 +92,7 @@ def simulated_run(root, mode, servers, cores, is_recorded=True, longer=1.0, repe
         repeat,
         cores,
         speed=BATCH / step_s,
+        local_steps=local_steps,
         step_seconds={
             "data": job.fixed_s,
             "forward": wall_s / 3,
@@ -85,6 +105,7 @@ def simulated_run(root, mode, servers, cores, is_recorded=True, longer=1.0, repe
             {"rank": rank, "role": "worker", "host": "host0", "cpu_s": steps * spent_s}
             for rank, spent_s in enumerate(cpu_s)
         ],
+        load={"host0": {"cores": cores, "others_cores": others_cores, "stolen_share": 0.0}},
     )
 
 
@@ -115,6 +136,31 @@ def test_processor_time_of_processes_tells_nearly_as_much(tmp_path, mode, server
     run = simulated_run(tmp_path, mode, servers, cores=2, is_recorded=False)
     assert 0.99 * COMPUTING_S < computed_s(run) < 1.25 * COMPUTING_S
     assert in_run(run).missed == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize("local_steps", [2, 5])
+@pytest.mark.parametrize("mode, servers", [job for job in JOBS if job[0] != "sharded"])
+def test_of_local_steps_a_rounds_messages_are_beside_a_rounds_computing(
+    tmp_path, mode, servers, local_steps
+):
+    """The gradients of a round cost what those of a step do, and not a part of it."""
+    run = simulated_run(tmp_path, mode, servers, cores=2, local_steps=local_steps)
+    costs = in_run(run).calibration.transports[transport_name(run)]
+    true_costs = truth(run).transports[transport_name(run)]
+    for name in ("message_us", "send_s_per_gb", "server_send_s_per_gb"):
+        assert costs[name].value == pytest.approx(true_costs[name].value, rel=0.02)
+    assert computed_s(run) == pytest.approx(COMPUTING_S)
+    assert in_run(run).missed == pytest.approx(0, abs=0.03)
+
+
+@any_job
+def test_cores_that_other_work_had_are_not_shared(tmp_path, mode, servers):
+    """A run beside a busy process is as much longer, and computes no longer for it."""
+    alone = simulated_run(tmp_path / "alone", mode, servers, cores=2)
+    beside = simulated_run(tmp_path / "beside", mode, servers, cores=2, others_cores=0.7)
+    assert measured_step_s(beside) > 1.2 * measured_step_s(alone)
+    assert computed_s(beside) == pytest.approx(COMPUTING_S)
+    assert in_run(beside).missed == pytest.approx(0, abs=0.06)
 
 
 @any_job

@@ -15,6 +15,7 @@ import pytest
 import hvdtrain
 from hvdtrain.base import modes
 from hvdtrain.planning.engine import EventLoop, SharedLink
+from hvdtrain.planning.from_runs import message_seconds
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.ring import FILLS
 from hvdtrain.planning.scenario import Codec, Layer, Scenario, Stragglers, Transport
@@ -338,6 +339,24 @@ def test_leased_shares_fall_to_who_is_ready_and_a_round_ends_with_its_last():
     assert simulate(replace(job, round_steps=30, shares="equal")).step_s == pytest.approx(
         1.1, rel=0.1
     )
+
+
+def test_a_round_until_an_evaluation_has_as_many_steps_with_local_steps():
+    """Each of two workers leases the four local steps that there are before an evaluation. The slow
+    one has as many of them as the other, for which it takes three times as long.
+    """
+    job = scenario("ps-async", 2, 1, parameters=FEW, bandwidth_gbit=1e3, latency_s=0.0)
+    slow = replace(job, slow=Stragglers({1: 3.0}), local_steps=4, round_steps=4)
+    assert simulate(slow).step_s == pytest.approx(3 * 0.3, rel=0.02)
+
+
+@pytest.mark.parametrize("megabytes", [5, 60])
+def test_ddp_has_an_operation_for_each_bucket(megabytes):
+    """As many are simulated as runs are taken to have had."""
+    job = scenario("ddp", 4, 0, computing=1e-6, parameters=(megabytes * 250_000,))
+    costs = Transport(message_us=100, operation_us=1000)
+    job = replace(job, transport=costs, workers_per_host=4, cores=16)
+    assert simulate(job).step_s == pytest.approx(message_seconds(job).each / 4, rel=0.01)
 
 
 def test_local_steps_share_the_cost_of_an_exchange():
