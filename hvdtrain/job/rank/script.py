@@ -44,8 +44,8 @@ from hvdtrain.job.script.gradients import (
     Gradients,
     InBackward,
     InRounds,
+    buckets_for_averages,
     call_through,
-    with_small_buckets,
 )
 from hvdtrain.job.script.optimizer import HandedIn, take_over
 from hvdtrain.job.script.sampler import WorkerSampler
@@ -256,9 +256,10 @@ class WorkerSession:
             _check_for_ddp(models, outside)
         sync.share_weights(everything)
         config = self.job.config
+        borders = handed_in.borders()
         if self.mode == "allreduce":
-            config = with_small_buckets(config, handed_in)
-        sync.exchange_for(config, handed_in.borders())
+            config, borders = buckets_for_averages(config, handed_in)
+        sync.exchange_for(config, borders)
         if self.mode == "ddp":
             call_through(models[0], sync.prepare(models[0]))
             return InBackward(sync)

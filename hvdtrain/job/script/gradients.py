@@ -23,11 +23,13 @@ from hvdtrain.base.errors import Failure
 from hvdtrain.base.formatting import some_of
 from hvdtrain.base.numerics.flat import flatten_weights, views
 from hvdtrain.job.buckets.local_rounds import BucketCarrier, LeasingCarrier, LocalRounds
+from hvdtrain.job.buckets.partition import borders_of_whole
 from hvdtrain.job.script.optimizer import HandedIn
 
-# Of what Horovod averages: how many buckets there are at least, and how small they may be for it.
-LEAST_BUCKETS = 3
-LEAST_BUCKET_MB = 0.25
+# Of what Horovod averages: the largest first bucket, and the largest part of all gradients that
+# another bucket of several parameters has, if that is more.
+FIRST_BUCKET_MB = 0.25
+LARGEST_PART = 1 / 3
 
 
 class Gradients(ABC):
@@ -310,15 +312,20 @@ def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
     return gradient.data_ptr(), gradient._version
 
 
-def with_small_buckets(config: RunConfig, handed_in: HandedIn) -> RunConfig:
-    """Returns the configuration with buckets of at most a third of the gradients.
+def buckets_for_averages(config: RunConfig, handed_in: HandedIn) -> tuple[RunConfig, list[int]]:
+    """Returns the configuration, and where buckets begin, whose gradients Horovod averages.
 
-    The last bucket leaves when backward is over: the smaller it is, the less is waited for. No
-    bucket is made smaller than LEAST_BUCKET_MB.
+    No parameter is divided between buckets: a gradient that has a bucket to itself is averaged
+    where it lies, and others are copied together. The bucket of the first parameters leaves when
+    backward is over, so it is small: the smaller it is, the less is waited for.
     """
-    elements = sum(p.numel() for p in handed_in.parameters)
-    third_mb = 4 * elements / LEAST_BUCKETS / 2**20
-    return replace(config, bucket_mb=min(config.bucket_mb, max(LEAST_BUCKET_MB, third_mb)))
+    sizes = [p.numel() for p in handed_in.parameters]
+    elements = sum(sizes)
+    first = min(config.bucket_elements, int(FIRST_BUCKET_MB * 2**20 / 4))
+    most = min(config.bucket_elements, max(first, int(LARGEST_PART * elements)))
+    borders = borders_of_whole(sizes, first, most)
+    undivided = replace(config, bucket_mb=max(config.bucket_mb, 4 * elements / 2**20))
+    return undivided, sorted({*handed_in.borders(), *borders})
 
 
 class Averaged(Bucketed):
