@@ -38,10 +38,14 @@ class Gradients(ABC):
     Attributes:
         own_step: takes the step of the script's own optimizer.
         updates_here: whether `step` takes it. If not, the mode updates the weights.
+        hooked: the parameters for each of whose gradients `on_gradient` is called.
+        on_gradient: called when a gradient was computed, before it is sent.
     """
 
     own_step: Callable[[], None]
+    on_gradient: Callable[[], None]
     updates_here = True
+    hooked: Sequence[torch.Tensor] = ()
 
     def set_accumulating(self, accumulating: bool) -> None:  # noqa: B027
         """Sets whether another backward pass of the same step follows."""
@@ -198,11 +202,13 @@ class Bucketed(Gradients):
         self._accumulating = False
         self._has_begun = False
         self._is_synchronized = False
-        # Of each parameter with a gradient, outside of accumulate: how that was then.
-        self._came: dict[int, tuple[int, int]] = {}
+        # Of each parameter with a gradient, outside of accumulate: how that was then, or None where
+        # it was sent at once.
+        self._came: dict[int, tuple[int, int] | None] = {}
         self._sent: set[int] = set()
         self._sent_with: Any = None  # the settings of the step that has begun
         self._told_of_missing = False
+        self.hooked = self.parameters
         for number, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._take, number))
 
@@ -215,15 +221,18 @@ class Bucketed(Gradients):
 
     def _take(self, number: int, parameter: torch.Tensor) -> None:
         """Notes that a parameter has its gradient, as a hook of it, and sends it if that is early."""
+        self.on_gradient()
         if self._accumulating:
             return
         if number in self._came:
             self._refuse_second(number)
             self.may_be_early = False
-        self._came[number] = _state_of(parameter.grad)
         if self.is_early:
+            self._came[number] = None
             self._begin()
             self._send(number, parameter)
+        else:
+            self._came[number] = _state_of(parameter.grad)
 
     def _refuse_second(self, number: int) -> None:
         if number in self._sent:
@@ -261,6 +270,8 @@ class Bucketed(Gradients):
 
     def _send_rest(self) -> None:
         """Sends what has not left yet; a parameter without a gradient sends zeros."""
+        if len(self._sent) == len(self.parameters):
+            return
         missing = [
             self.names[number]
             for number, p in enumerate(self.parameters)

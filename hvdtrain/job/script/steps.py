@@ -65,7 +65,9 @@ class Steps:
         self.taken = 0
         self.is_over = False
         self.in_lockstep = modes.declared(job.config.mode).lockstep
-        self.clock = Clock(trained, job.device, alone=job.world.size == 1)
+        alone = job.world.size == 1
+        self.clock = Clock(trained, job.device, alone, noted=gradients.hooked)
+        gradients.on_gradient = self.clock.note_gradient
         self.barrier = StepBarrier(job.config, sync.group, job.steps, 0.0)
         self.sprint = None
         if job.config.sprint:
