@@ -1,9 +1,16 @@
 """How the flat weights are cut over servers and buckets."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.job.buckets.partition import cut, fragment_buckets, shard_bounds
+from hvdtrain.job.buckets.partition import (
+    borders_of_whole,
+    cut,
+    fragment_buckets,
+    shard_bounds,
+)
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=30)
 
@@ -86,3 +93,14 @@ def test_each_rank_finds_its_shards_where_horovod_over_nccl_puts_them(lengths, r
             for place in range(start, stop)
         ]
         assert [element for element in received if element] == mine
+
+
+@given(SIZES, st.integers(1, 500), st.integers(1, 500))
+def test_buckets_of_whole_parameters_are_as_few_as_their_limits_allow(sizes, first, most):
+    buckets = cut(sizes, 1, sum(sizes), borders=borders_of_whole(sizes, first, most))
+    assert sum(len(bucket.parameters) for bucket in buckets) == len(sizes)
+    limit = first
+    for bucket, following in itertools.pairwise([*buckets, None]):
+        assert bucket.elements <= limit or len(bucket.parameters) == 1
+        assert following is None or bucket.elements + following.lengths[0] > limit
+        limit = most

@@ -60,6 +60,37 @@ def test_processor_time_of_computing_leaves_out_what_is_not_computing():
         assert clock.computing_cpu_seconds == 0
 
 
+def test_processor_time_is_read_once_where_backward_has_as_many_gradients_as_before():
+    model = nn.Linear(1, 1)
+    clock = Clock(model, torch.device("cpu"))
+    reads = []
+    clock._cpu_now = lambda: reads.append(1) or 0.0
+    clock.start()
+
+    def reads_of_backward():
+        reads.clear()
+        model(torch.ones(1)).sum().backward()
+        clock.mark_last_gradient("backward")
+        return len(reads)
+
+    assert reads_of_backward() == 2
+    assert reads_of_backward() == 1
+    model.weight.requires_grad_(False)
+    assert reads_of_backward() == 1  # at the mark, as the second gradient did not come
+    assert reads_of_backward() == 1
+
+
+def test_gradients_that_someone_else_notes_are_left_to_them():
+    model = nn.Linear(1, 1)
+    clock = Clock(model, torch.device("cpu"), noted=[model.weight])
+    clock.start()
+    model.bias.requires_grad_(False)
+    model(torch.ones(1)).sum().backward()
+    assert clock.last_gradient is None
+    clock.note_gradient()
+    assert clock.last_gradient >= clock.marks[0][1]
+
+
 def test_seconds_move_from_one_part_to_another_and_none_are_made():
     assert move({"data": 3.0, "lease": 0.0}, "data", "lease", 1.0) == {"data": 2.0, "lease": 1.0}
     assert move({"data": 3.0, "lease": 1.0}, "data", "lease", 5.0) == {"data": 0.0, "lease": 4.0}

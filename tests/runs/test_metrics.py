@@ -67,6 +67,22 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_lines_that_may_wait_are_written_together(tmp_path):
+    lines = StepLines(tmp_path / "lines", leased=False, after=0, together_s=60)
+    lines.add(share(1, 1.0))
+    lines.add(share(2, 2.0))
+    assert read(tmp_path / "lines") == []
+    lines.write()
+    assert [row["step"] for row in read(tmp_path / "lines")] == [1, 2]
+    lines.together_s = 0
+    lines.add(share(3, 3.0))
+    assert [row["step"] for row in read(tmp_path / "lines")] == [1, 2, 3]
+    lines.together_s = 60
+    lines.add(share(4, 4.0))
+    lines.close()
+    assert [row["step"] for row in read(tmp_path / "lines")] == [1, 2, 3, 4]
+
+
 def test_a_line_is_a_step_whatever_shares_of_it_a_worker_had(tmp_path):
     lines = StepLines(tmp_path / "lines", leased=True, after=0)
     for row in (share(2, 1.0), share(2, 2.0, loss=4.0, samples=2), share(3, 3.0), share(1, 4.0)):

@@ -74,6 +74,17 @@ def test_a_worker_that_waits_for_the_ring_takes_no_processor_time(monkeypatch):
     assert time.thread_time() - before < 0.2
 
 
+def test_a_worker_whose_wait_is_short_does_not_pause(monkeypatch):
+    import horovod.torch as hvd
+
+    looks = iter([False, False, True])
+    pauses = []
+    monkeypatch.setattr(hvd, "poll", lambda handle: next(looks))
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert wait_for_any([3], without_pause_s=60) == 0
+    assert pauses == []
+
+
 def test_what_is_done_first_is_taken_first(monkeypatch):
     """Other ranks may have begun with another bucket: who waits for the first of its buckets could
     wait for ever.

@@ -95,6 +95,8 @@ class Clock:
         model: the model.
         device: the device that computes.
         alone: whether there are no other processes. Then backward lasts until it has ended.
+        noted: parameters whose gradients someone else notes: they get no hook, which would cost
+            some microseconds a step.
 
     Attributes:
         hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
@@ -103,7 +105,13 @@ class Clock:
         lapped_s: seconds of all laps since `start`: what their parts add up to.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, alone: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        alone: bool = False,
+        noted: Sequence[torch.Tensor] = (),
+    ) -> None:
         self.watch = Stopwatch(device)
         self.alone = alone
         self.marks: list[tuple[str, Any]] = []
@@ -116,15 +124,26 @@ class Clock:
         # The processor time of this thread at the last mark, and at the last gradient.
         self._cpu_at_mark = 0.0
         self._cpu_at_gradient = 0.0
+        # How many gradients have been noted since the last backward, and how many that one had.
+        self._gradients = 0
+        self._gradients_before = 0
         self._before: Any = None  # when the previous layer ended, if layers are traced
         traced = self._trace_layers(model) if trace.is_on and not self.watch.on_gpu else set()
+        without_hook = traced | set(noted)
         for p in trained(model):
-            if p not in traced:
-                p.register_hook(self._stamp)
+            if p not in without_hook:
+                p.register_hook(lambda gradient: self.note_gradient())
 
-    def _stamp(self, gradient: torch.Tensor) -> None:
+    def note_gradient(self) -> None:
+        """Notes the moment at which a gradient was computed, which may be the last one.
+
+        The processor time is read once all gradients have come that the last backward had: to read
+        it is a system call.
+        """
         self.last_gradient = self.watch.now()
-        self._cpu_at_gradient = self._cpu_now()
+        self._gradients += 1
+        if self._gradients >= self._gradients_before:
+            self._cpu_at_gradient = self._cpu_now()
 
     def _cpu_now(self) -> float:
         """Returns the processor time of this thread; 0 on a GPU, where threads do not compute."""
@@ -175,6 +194,10 @@ class Clock:
     def mark_last_gradient(self, part: str) -> None:
         """Ends a part at the moment at which the last gradient was computed."""
         self.marks.append((part, self.last_gradient))
+        if self._gradients < self._gradients_before:  # the processor time was not read
+            self._cpu_at_gradient = self._cpu_now()
+        self._gradients_before = self._gradients
+        self._gradients = 0
         self._end_cpu(part, self._cpu_at_gradient)
 
     def _end_cpu(self, part: str, cpu_s: float) -> None:

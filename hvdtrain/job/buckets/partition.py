@@ -76,6 +76,29 @@ def cut(
     return buckets
 
 
+def borders_of_whole(sizes: Sequence[int], first: int, most: int) -> list[int]:
+    """Returns the elements at which buckets of whole parameters begin.
+
+    A parameter with more elements than a bucket may have is a bucket by itself.
+
+    Args:
+        sizes: elements of each parameter.
+        first: the largest number of elements of the first bucket.
+        most: the same of each other bucket.
+    """
+    borders: list[int] = []
+    limit = first
+    begin = 0  # of the bucket that is being filled
+    end = 0
+    for size in sizes:
+        if begin < end and end + size - begin > limit:
+            borders.append(end)
+            begin = end
+            limit = most
+        end += size
+    return borders
+
+
 def _between(shard: range, borders: Sequence[int]) -> list[range]:
     """Returns the parts of a shard between borders."""
     inner = [border for border in borders if shard.start < border < shard.stop]

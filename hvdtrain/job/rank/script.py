@@ -44,8 +44,8 @@ from hvdtrain.job.script.gradients import (
     Gradients,
     InBackward,
     InRounds,
+    buckets_for_averages,
     call_through,
-    with_small_buckets,
 )
 from hvdtrain.job.script.optimizer import HandedIn, take_over
 from hvdtrain.job.script.sampler import WorkerSampler
@@ -60,6 +60,7 @@ from hvdtrain.runs.live import warm_up_s
 from hvdtrain.runs.scripts import hash_of_script
 
 INITIAL = "snapshots/initial.safetensors"  # of the run folder
+METRICS_EVERY_S = 0.5  # between two times at which a worker writes its steps' metrics
 LOOK_EVERY_S = 0.5  # between two looks for workers that have ended
 
 
@@ -71,8 +72,11 @@ def run_as_worker(job: Job, terminal: Terminal) -> None:
     """
     session = WorkerSession(job, terminal)
     handle.open_session(session)
-    with _on_screen(terminal) if job.world.is_chief else contextlib.nullcontext():
-        _run(job.config, terminal)
+    try:
+        with _on_screen(terminal) if job.world.is_chief else contextlib.nullcontext():
+            _run(job.config, terminal)
+    finally:
+        session.write_metrics()
     if not session.sync:
         raise Failure(f"{job.config.script} never called hvdtrain.init")
     if not session.steps:
@@ -256,9 +260,10 @@ class WorkerSession:
             _check_for_ddp(models, outside)
         sync.share_weights(everything)
         config = self.job.config
+        borders = handed_in.borders()
         if self.mode == "allreduce":
-            config = with_small_buckets(config, handed_in)
-        sync.exchange_for(config, handed_in.borders())
+            config, borders = buckets_for_averages(config, handed_in)
+        sync.exchange_for(config, borders)
         if self.mode == "ddp":
             call_through(models[0], sync.prepare(models[0]))
             return InBackward(sync)
@@ -315,7 +320,7 @@ class WorkerSession:
     def _begin(self, gradients: Gradients) -> None:
         job, config = self.job, self.job.config
         self._write_manifest()
-        self.recorder = Recorder(job.folder, job.world.rank, False)
+        self.recorder = Recorder(job.folder, job.world.rank, False, together_s=METRICS_EVERY_S)
         self.slowdown = Slowdown(config.slow, job.world.worker, config.seed)
         # Without a bar, which the script's own output would break.
         self.progress = TrainingProgress(self.terminal.out, job.steps, False, 0, self.workers)
@@ -478,6 +483,11 @@ class WorkerSession:
         if ended < begun:
             rank = self.job.world.rank
             end_process(f"rank {rank} failed: {_unequal(worker, ended, begun)}")
+
+    def write_metrics(self) -> None:
+        """Writes the metrics of all steps so far, however the script has ended."""
+        if self.steps:
+            self.recorder.lines.write()
 
     def tell(self, line: str) -> None:
         """Shows the user a line, where this is the worker that leads."""

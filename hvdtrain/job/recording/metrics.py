@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -97,12 +98,19 @@ class StepLines:
 
     Args:
         path: the file.
-        leased: whether shares are leased. If not, each row is a line, and is written at once.
+        leased: whether shares are leased. If not, each row is a line.
         after: the step before the first line; None if it is not known before the first row.
+        together_s: how many seconds lines may wait, to be written together. That costs a step less
+            than a line written at once, which 0 asks for.
     """
 
-    def __init__(self, path: Path, leased: bool, after: int | None) -> None:
+    def __init__(
+        self, path: Path, leased: bool, after: int | None, together_s: float = 0.0
+    ) -> None:
         self.file = AppendedFile(path)
+        self.together_s = together_s
+        self._waiting: list[dict[str, Any]] = []  # lines that are not written
+        self._written_at = time.monotonic()
         self.leased = leased
         self.last = after  # the step of the last line
         self.time = 0.0  # of the last line
@@ -111,7 +119,7 @@ class StepLines:
     def add(self, row: dict[str, Any]) -> None:
         """Adds the row of a share, or of a step if shares are not leased."""
         if not self.leased:
-            self._write(row)
+            self._add_line(row)
             return
         if self.shares and row["step"] > self.shares[0]["step"]:
             self._end_line()
@@ -129,10 +137,19 @@ class StepLines:
         """
         self._end_line()
         self._fill(step, epoch)
+        self.write()
+
+    def write(self) -> None:
+        """Writes the lines that wait."""
+        text = "".join(json.dumps(line) + "\n" for line in self._waiting)
+        self._waiting = []
+        self._written_at = time.monotonic()
+        self.file.write(text)
 
     def close(self) -> None:
         """Writes the last line, and closes the file."""
         self._end_line()
+        self.write()
         self.file.close()
 
     def _fill(self, step: int, epoch: int) -> None:
@@ -143,17 +160,20 @@ class StepLines:
         nothing = {"samples": 0, "loss": None, "accuracy": None, **seconds}
         for missing in range(self.last + 1, step + 1):
             place = {"step": missing, "epoch": epoch}
-            self._write({**place, **nothing, "time": self.time, "shares": 0})
+            self._add_line({**place, **nothing, "time": self.time, "shares": 0})
 
     def _end_line(self) -> None:
         if self.shares:
-            self._write(_together(self.shares))
+            self._add_line(_together(self.shares))
             self.shares = []
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self.file.write(json.dumps(line) + "\n")
+    def _add_line(self, line: dict[str, Any]) -> None:
+        """Adds a line, and writes all that wait if one has waited long enough."""
+        self._waiting.append(line)
         self.last = line["step"]
         self.time = line["time"]
+        if time.monotonic() - self._written_at >= self.together_s:
+            self.write()
 
 
 def _together(shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -187,6 +207,7 @@ class Recorder:
             others.
         appends: whether to keep all lines, which a worker has written that was lost.
         leased: whether shares are leased: see StepLines.
+        together_s: how many seconds lines may wait: see StepLines.
 
     Attributes:
         samples: how many samples this worker has trained on since it began.
@@ -203,10 +224,11 @@ class Recorder:
         tally: Tally | None = None,
         appends: bool = False,
         leased: bool = False,
+        together_s: float = 0.0,
     ) -> None:
         path = metrics_file(folder, rank)
         cut_after(path, math.inf if appends else after)
-        self.lines = StepLines(path, leased, None if appends else after)
+        self.lines = StepLines(path, leased, None if appends else after, together_s)
         # Rows whose pushes, or whose predecessors' pushes, have not been answered.
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()

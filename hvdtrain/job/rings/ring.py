@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 UNDER_WAY = 32 * 2**20
 # Where layers wait: at most so many buckets are ahead of one that the next forward needs first.
 BUCKETS_AHEAD = 2
+# For how long of a step's wait the thread that computes looks again and again, in seconds: a pause
+# would outlast the wait for a small model's last bucket.
+WITHOUT_PAUSE_S = 4e-3
 FORGET = 0  # a handle that Horovod does not give: see Collectives.forget
 
 
@@ -175,13 +178,15 @@ class Collectives:
         Returns:
             Whether all results are there.
         """
-        until = time.monotonic() + limit_s
+        began = time.monotonic()
+        until = began + limit_s
         waiting = self._uncompleted
         while not self._begun.empty():
             waiting.append(self._begun.get())
         while waiting:
             handles = [one.handle for one in waiting]
-            done = wait_for_any(handles, lambda: time.monotonic() < until)
+            without_pause_s = began + WITHOUT_PAUSE_S - time.monotonic()
+            done = wait_for_any(handles, lambda: time.monotonic() < until, without_pause_s)
             if done is None:
                 return False
             operation = waiting.pop(done)

@@ -23,11 +23,13 @@ from hvdtrain.base.errors import Failure
 from hvdtrain.base.formatting import some_of
 from hvdtrain.base.numerics.flat import flatten_weights, views
 from hvdtrain.job.buckets.local_rounds import BucketCarrier, LeasingCarrier, LocalRounds
+from hvdtrain.job.buckets.partition import borders_of_whole
 from hvdtrain.job.script.optimizer import HandedIn
 
-# Of what Horovod averages: how many buckets there are at least, and how small they may be for it.
-LEAST_BUCKETS = 3
-LEAST_BUCKET_MB = 0.25
+# Of what Horovod averages: the largest first bucket, and the largest part of all gradients that
+# another bucket of several parameters has, if that is more.
+FIRST_BUCKET_MB = 0.25
+LARGEST_PART = 1 / 3
 
 
 class Gradients(ABC):
@@ -36,10 +38,14 @@ class Gradients(ABC):
     Attributes:
         own_step: takes the step of the script's own optimizer.
         updates_here: whether `step` takes it. If not, the mode updates the weights.
+        hooked: the parameters for each of whose gradients `on_gradient` is called.
+        on_gradient: called when a gradient was computed, before it is sent.
     """
 
     own_step: Callable[[], None]
+    on_gradient: Callable[[], None]
     updates_here = True
+    hooked: Sequence[torch.Tensor] = ()
 
     def set_accumulating(self, accumulating: bool) -> None:  # noqa: B027
         """Sets whether another backward pass of the same step follows."""
@@ -197,11 +203,13 @@ class Bucketed(Gradients):
         self._accumulating = False
         self._has_begun = False
         self._is_synchronized = False
-        # Of each parameter with a gradient, outside of accumulate: how that was then.
-        self._came: dict[int, tuple[int, int]] = {}
+        # Of each parameter with a gradient, outside of accumulate: how that was then, or None where
+        # it was sent at once.
+        self._came: dict[int, tuple[int, int] | None] = {}
         self._sent: set[int] = set()
         self._sent_with: Any = None  # the settings of the step that has begun
         self._told_of_missing = False
+        self.hooked = self.parameters
         for number, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._take, number))
 
@@ -214,15 +222,18 @@ class Bucketed(Gradients):
 
     def _take(self, number: int, parameter: torch.Tensor) -> None:
         """Notes that a parameter has its gradient, as a hook of it, and sends it if that is early."""
+        self.on_gradient()
         if self._accumulating:
             return
         if number in self._came:
             self._refuse_second(number)
             self.may_be_early = False
-        self._came[number] = _state_of(parameter.grad)
         if self.is_early:
+            self._came[number] = None
             self._begin()
             self._send(number, parameter)
+        else:
+            self._came[number] = _state_of(parameter.grad)
 
     def _refuse_second(self, number: int) -> None:
         if number in self._sent:
@@ -260,6 +271,8 @@ class Bucketed(Gradients):
 
     def _send_rest(self) -> None:
         """Sends what has not left yet; a parameter without a gradient sends zeros."""
+        if len(self._sent) == len(self.parameters):
+            return
         missing = [
             self.names[number]
             for number, p in enumerate(self.parameters)
@@ -311,15 +324,20 @@ def _state_of(gradient: torch.Tensor | None) -> tuple[int, int]:
     return gradient.data_ptr(), gradient._version
 
 
-def with_small_buckets(config: RunConfig, handed_in: HandedIn) -> RunConfig:
-    """Returns the configuration with buckets of at most a third of the gradients.
+def buckets_for_averages(config: RunConfig, handed_in: HandedIn) -> tuple[RunConfig, list[int]]:
+    """Returns the configuration, and where buckets begin, whose gradients Horovod averages.
 
-    The last bucket leaves when backward is over: the smaller it is, the less is waited for. No
-    bucket is made smaller than LEAST_BUCKET_MB.
+    No parameter is divided between buckets: a gradient that has a bucket to itself is averaged
+    where it lies, and others are copied together. The bucket of the first parameters leaves when
+    backward is over, so it is small: the smaller it is, the less is waited for.
     """
-    elements = sum(p.numel() for p in handed_in.parameters)
-    third_mb = 4 * elements / LEAST_BUCKETS / 2**20
-    return replace(config, bucket_mb=min(config.bucket_mb, max(LEAST_BUCKET_MB, third_mb)))
+    sizes = [p.numel() for p in handed_in.parameters]
+    elements = sum(sizes)
+    first = min(config.bucket_elements, int(FIRST_BUCKET_MB * 2**20 / 4))
+    most = min(config.bucket_elements, max(first, int(LARGEST_PART * elements)))
+    borders = borders_of_whole(sizes, first, most)
+    undivided = replace(config, bucket_mb=max(config.bucket_mb, 4 * elements / 2**20))
+    return undivided, sorted({*handed_in.borders(), *borders})
 
 
 class Averaged(Bucketed):

@@ -65,7 +65,9 @@ class Steps:
         self.taken = 0
         self.is_over = False
         self.in_lockstep = modes.declared(job.config.mode).lockstep
-        self.clock = Clock(trained, job.device, alone=job.world.size == 1)
+        alone = job.world.size == 1
+        self.clock = Clock(trained, job.device, alone, noted=gradients.hooked)
+        gradients.on_gradient = self.clock.note_gradient
         self.barrier = StepBarrier(job.config, sync.group, job.steps, 0.0)
         self.sprint = None
         if job.config.sprint:
@@ -90,6 +92,7 @@ class Steps:
 
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):
+            self.recorder.lines.write()  # an evaluation may take long
             return
         self.clock.mark("backward" if self._has_gone_forward else "data")
         self._waits_in_forward = isinstance(self.gradients, InRounds)
@@ -243,6 +246,7 @@ class Steps:
 
     def meet(self) -> None:
         """Waits for the other workers, and takes over how far all are together."""
+        self.recorder.lines.write()
         self.clock.mark("barrier")
         spent = self.clock.lap()
         elapsed = self.timer.before + self.clock.lapped_s  # so that the parts add up to it

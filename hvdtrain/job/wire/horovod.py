@@ -234,6 +234,7 @@ def leave() -> None:
 def wait_for_any(
     handles: Sequence[int],
     as_long_as: Callable[[], bool] = lambda: True,
+    without_pause_s: float = 0.0,
 ) -> int | None:
     """Blocks until Horovod has reduced one of these.
 
@@ -244,6 +245,7 @@ def wait_for_any(
     Args:
         handles: Horovod's handles.
         as_long_as: returns whether to go on waiting.
+        without_pause_s: how many seconds to look again and again, before the first pause.
 
     Returns:
         The index of a handle that is reduced; None where the wait was ended.
@@ -256,5 +258,8 @@ def wait_for_any(
             if hvd.poll(handle):
                 return number
         waited = time.perf_counter() - since
+        if waited < without_pause_s:
+            os.sched_yield()
+            continue
         time.sleep(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited / 50)))
     return None
