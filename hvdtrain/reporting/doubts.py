@@ -26,6 +26,7 @@ from hvdtrain.reporting.drift import drift
 from hvdtrain.reporting.measures import SPEED, TIME_TO_TARGET, speed_runs
 from hvdtrain.reporting.quality import Quality, trained
 from hvdtrain.reporting.race import EITHER, ONE_MACHINE_WINS, RING_WINS, SERVERS_WIN, Verdict
+from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.reporting.target import Target
 from hvdtrain.runs.command_lines import LONGER
 from hvdtrain.runs.fields import core_sharing, field_value
@@ -88,7 +89,9 @@ def _if_any_run(sentence: str, applies: Callable[[Run], object]) -> Doubt:
 
 def _not_tried(evidence: Evidence) -> Iterator[str]:
     sides = evidence.sides
-    if evidence.verdict.pair and not sides.machines:
+    left_out = {kind.family for kind in sides.left_out}  # _left_out names them
+    has_machine = sides.machines or modes.ONE_MACHINE in left_out
+    if evidence.verdict.pair and not has_machine:
         yield "one machine was not tried"
     if evidence.verdict.word in (RING_WINS, SERVERS_WIN) and not (sides.rings and sides.servers):
         yield f"no {'servers were' if sides.rings else 'ring was'} tried"
@@ -108,7 +111,8 @@ def _left_out(evidence: Evidence) -> Iterator[str]:
         yield f"{kind.label} did more samples/s, and learned less: {accuracy or 0:.3f}"
     if evidence.sides.left_out:
         labels = ", ".join(kind.label for kind in evidence.sides.left_out)
-        yield f"left out, as they have too few repeats at the time of the others: {labels}"
+        few = f"fewer than {LOOKS[0]} repeats at the time of the others"
+        yield f"not compared, with {few}: {labels}"
 
 
 def _as_many_processes(evidence: Evidence) -> Iterator[str]:
@@ -428,6 +432,7 @@ def _bad_images(evidence: Evidence) -> Iterator[str]:
 
 DOUBTS: Sequence[Doubt] = (
     _not_tried,
+    _left_out,
     _missed_target,
     _rates_at_edge,
     _reached_at_once,
@@ -437,7 +442,6 @@ DOUBTS: Sequence[Doubt] = (
     _other_slow,
     _one_did_it_all,
     _if_any_run("the loss became NaN: {}", _has_diverged),
-    _left_out,
     _as_many_processes,
     _other_measures,
     _outer_optimizer,

@@ -412,7 +412,9 @@ def test_a_mode_that_finished_once_leaves_the_others_their_repeats():
     said = answer(repeats(RING2, 130), repeats(SERVED), repeats(ASYNC, 500, (1.0,)), SLOW_ONE)
     assert (said.word, said.data["speed"]["n"]) == (RING_WINS, 5)
     assert (
-        "left out" in said.but[0] and said.next.endswith("--repeats 10") and "ps-async" in said.next
+        "not compared" in said.but[0]
+        and said.next.endswith("--repeats 10")
+        and "ps-async" in said.next
     )
 
 
@@ -423,6 +425,17 @@ def test_a_mode_added_a_week_later_waits_until_the_others_ran_again():
     assert said.data["left_out"] == [
         {"run": "ps-async ×2+1", "why": "fewer than 5 repeats beside the others"}
     ]
+
+
+def test_one_machine_that_ran_at_another_time_is_said_to_be_left_out_and_not_to_be_missing():
+    later = in_time(repeats(ONE, 500), "2026-11-28T10:00:00+00:00")
+    said = answer(repeats(RING2, 130), repeats(SERVED), later)
+    assert said.word == RING_WINS and said.next.endswith("--repeats 10")
+    assert said.but[0] == (
+        "not compared, with fewer than 5 repeats at the time of the others: "
+        "one process, 2 cores"
+    )
+    assert "one machine was not tried" not in said.but
 
 
 def test_rings_and_servers_on_other_numbers_of_workers_are_not_compared():
