@@ -145,7 +145,7 @@ def test_options_that_would_change_nothing_are_refused(tmp_path, words, says):
 def test_a_bandwidth_of_no_runs_is_refused_before_anything_is_measured(tmp_path):
     words = ["calibrate", "--bandwidth", "1gbit", "--out", str(tmp_path / "cal.json")]
     done = CliRunner().invoke(command, words)
-    assert "changes nothing without --from" in str(done.exception)
+    assert "is for the hosts of --from" in str(done.exception)
     words = ["calibrate", "--threads", "5000", "--out", str(tmp_path / "cal.json")]
     assert CliRunner().invoke(command, words).exit_code == 2
 
