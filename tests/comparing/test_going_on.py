@@ -464,7 +464,7 @@ def test_ranks_get_the_variables_that_are_named(tmp_path, monkeypatch):
         raise UsageError(f"ranks get {job.secrets}")
 
     monkeypatch.setattr(running, "prepare", stop)
-    monkeypatch.setattr(running, "fork_server", lambda log: contextlib.nullcontext(""))
+    monkeypatch.setattr(running, "fork_server", lambda log, meanwhile: contextlib.nullcontext(""))
     monkeypatch.setenv("MY_TOKEN", "t0ken")
     words = ["--modes", "single", "--device", "cpu", "--out", str(tmp_path / "run"), "--env"]
     assert "ranks get {'MY_TOKEN': 't0ken'}" in str(
