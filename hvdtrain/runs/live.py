@@ -12,7 +12,7 @@ from hvdtrain.base.config.untrusted import parse_json, regular
 WARM_UP = 5
 # The warm-up of a sprint, at least in seconds and as a share: see warm_up_s.
 WARM_UP_S = 0.5
-WARM_UP_SHARE = 1 / 6
+WARM_UP_SHARE = 0.25
 # Bytes that are read at the end of a file: some hundred steps.
 TAIL = 2**15
 _FIGURES = ("step", "epoch", "time", "samples")

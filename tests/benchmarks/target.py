@@ -5,11 +5,12 @@
     python tests/benchmarks/target.py --dry-run
     python tests/benchmarks/target.py --table --out target
 
-A case is a `compare --decide-by target` of all-reduce with synchronous and asynchronous servers on `noisy-turntable`.
-Nobody is given a learning rate. So 16 trainings for each side, which do not count, look for its rate and settings; then
-each contender is trained five times.
+A case is a `compare --decide-by target` of one machine, all-reduce, and synchronous and asynchronous servers on
+`noisy-turntable`. Nobody is given a learning rate. So 16 trainings for each side, which do not count, look for its rate
+and settings; then each contender is trained five times.
 
-one-host      a small convolutional network (1.7 MB), two workers on this machine
+one-host      a small convolutional network (1.7 MB), two workers on this machine. It reaches the target in about a second,
+              so that its trainings differ more: each contender is trained 20 times
 slow-worker   the same, and worker 1 is made four times as slow, in the search as in the comparison
 two-hosts     the same on two namespaces of one core each, joined by 200 Mbit/s, which the script makes and removes.
               Needs what `hvdtrain hosts up` needs, such as root
@@ -41,7 +42,7 @@ JOB = (
     "--batch-size",
     "32",
     "--modes",
-    "allreduce,ps-sync,ps-async",
+    "single,allreduce,ps-sync,ps-async",
     "--wire",
     "zmq",
     "--servers",
@@ -69,9 +70,9 @@ class Case(NamedTuple):
 CNN = ("--model", "cnn", "--epochs", "8", "--target-accuracy", "0.95")
 VGG = ("--model", "vggf", "--width", "0.125", "--epochs", "16", "--target-accuracy", "0.5")
 CASES = {
-    "one-host": Case(CNN, 5),
-    "slow-worker": Case((*CNN, "--slow", "1:4x"), 7),
-    "two-hosts": Case((*CNN, "-H", f"{PREFIX}1:1,{PREFIX}2:1"), 14),
+    "one-host": Case((*CNN, "--repeats", "20"), 7),
+    "slow-worker": Case((*CNN, "--slow", "1:4x"), 6),
+    "two-hosts": Case((*CNN, "-H", f"{PREFIX}1:1,{PREFIX}2:1"), 16),
     "vgg": Case(VGG, 12),
 }
 
