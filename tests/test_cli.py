@@ -128,7 +128,7 @@ def test_help_groups_options_and_loses_none(name, monkeypatch, capfd):
             *(
                 next(o for o in p.opts if o.startswith("--"))
                 for p in command.params
-                if isinstance(p, click.Option)
+                if isinstance(p, click.Option) and not p.hidden
             ),
             "--help",
         ]

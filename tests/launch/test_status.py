@@ -206,5 +206,5 @@ def test_the_root_folder_is_no_run(command, tmp_path, monkeypatch, capsys):
         main()
     [line] = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and re.match(
-        "hvdtrain: (no run in /|/ is (no|not a) |--out /)", line
+        "hvdtrain: (no run in /|/ is (no|not a) |/ cannot be a run folder|--out /)", line
     ), line
