@@ -9,8 +9,8 @@ A case is a `compare --decide-by target` of one machine, all-reduce, and synchro
 `noisy-turntable`. Nobody is given a learning rate. So 16 trainings for each side, which do not count, look for its rate
 and settings; then each contender is trained five times.
 
-one-host      a small convolutional network (1.7 MB), two workers on this machine. It reaches the target in about a second,
-              so that its trainings differ more: each contender is trained 20 times
+one-host      a small convolutional network (1.7 MB), two workers on this machine. It reaches the target in about a
+              second, and short trainings differ more: each contender is trained 20 times
 slow-worker   the same, and worker 1 is made four times as slow, in the search as in the comparison
 two-hosts     the same on two namespaces of one core each, joined by 200 Mbit/s, which the script makes and removes.
               Needs what `hvdtrain hosts up` needs, such as root
