@@ -1,5 +1,6 @@
 """`hvdtrain report`: tables and plots of any run folders."""
 
+import contextlib
 import gc
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,6 @@ from msgspec import structs
 from hvdtrain.base.config.option_types import FileToWrite, Folder, Real
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
-from hvdtrain.base.system.memory import importing
 from hvdtrain.reporting.conduct import BY_SPEED, BY_TIME_TO_TARGET
 
 if TYPE_CHECKING:
@@ -180,10 +180,20 @@ def report(
 
 
 def import_for_report() -> None:
-    """Imports what a report needs, while this process has to wait anyway."""
-    with importing():
-        for name in _SLOW_IMPORTS:
-            importlib.import_module(name)
+    """Imports what a report needs, while this process has to wait anyway.
+
+    An import that fails is left to the report, which says so when the runs are made. The objects of
+    a notebook that calls this are left to its garbage collector: see base.system.memory.importing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with contextlib.suppress(ImportError):
+            for name in _SLOW_IMPORTS:
+                importlib.import_module(name)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def content_of(runs: "list[Run]", *given: Any, are_ours: bool = False, **more: Any) -> "Content":

@@ -4,17 +4,20 @@ A comparison makes dozens of short runs, and each would decode all images again.
 """
 
 import hashlib
+import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 import PIL
 import torch
+from PIL import ImageFile, features
 
-from hvdtrain.base.config.writing import write_whole
-from hvdtrain.base.errors import UsageError
+from hvdtrain.base.config.writing import replacing
+from hvdtrain.base.system.locks import lock, locked_by
 from hvdtrain.data.file_states import FileStates, look
 from hvdtrain.data.folder import Files, Samples
-from hvdtrain.data.storage import cache_root, locked
+from hvdtrain.data.storage import cache_root
 
 # The cache keeps so many images or more. Fewer are decoded in no time.
 KEPT_IMAGES = 500
@@ -22,8 +25,10 @@ KEPT_IMAGES = 500
 MOST_BYTES = 64 * 2**20
 # How many files the cache keeps. The oldest are removed.
 MOST_FILES = 8
-# The modules of this folder that decide which pixels are made of a file.
+# The modules of this folder that decide which pixels are made of a file, as this process has loaded
+# them: they may change while it runs.
 _DECODE = ("loader.py", "image.py")
+_CODE = b"".join(Path(__file__).with_name(module).read_bytes() for module in _DECODE)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -31,6 +36,7 @@ class DecodedImages:
     """A file of the cache with all images of one part of a folder, as the loader decodes them.
 
     The file is for the images as they are, and for the code as it is: its name is a hash of both.
+    Only a file of this process's user is read, and no other user can read it.
 
     Args:
         samples: The samples of the part.
@@ -42,9 +48,8 @@ class DecodedImages:
     def __init__(self, samples: Files, states: FileStates, side: int, resize: int) -> None:
         self._samples = samples
         self._states = states
-        made_of = hashlib.sha256(f"{states.state} {side} {resize} {PIL.__version__}".encode())
-        for module in _DECODE:
-            made_of.update(Path(__file__).with_name(module).read_bytes())
+        made_of = hashlib.sha256(f"{states.state} {side} {resize} {_decoder()}".encode())
+        made_of.update(_CODE)
         self._file = cache_root() / "decoded" / f"{made_of.hexdigest()[:32]}.pixels"
 
     def read(self, pixels: torch.Tensor) -> bool:
@@ -56,7 +61,9 @@ class DecodedImages:
         """
         content = pixels.view(-1).numpy().data
         try:
-            with self._file.open("rb") as file:
+            with open(self._file, "rb", opener=_open_without_waiting) as file:
+                if not _is_own_file(file.fileno()):
+                    return False
                 digest = file.read(_DIGEST_BYTES)
                 is_long_enough = file.readinto(content) == content.nbytes
         except OSError:
@@ -66,14 +73,19 @@ class DecodedImages:
     def write(self, pixels: torch.Tensor) -> None:
         """Keeps decoded images, [images, 3, side, side] uint8, unless a file has changed meanwhile.
 
-        Where the cache cannot be written, nothing happens.
+        Where the cache cannot be written, or another process writes the same, nothing happens.
         """
         content = pixels.view(-1).numpy().data
-        with suppress(OSError, UsageError):
+        lock_file = self._file.with_name(f".{self._file.name}.hvdtrain-lock")
+        with suppress(OSError):
             if look(self._samples.paths()) != self._states:
                 return
-            with locked(self._file):
-                write_whole(self._file, hashlib.sha256(content).digest() + content)
+            lock_file.parent.mkdir(parents=True, exist_ok=True)
+            with locked_by(lock(lock_file), lock_file):
+                self._file.unlink(missing_ok=True)  # it may be anybody's, and a pipe
+                with replacing(self._file, 0o600) as part, part.open("wb") as file:
+                    file.write(hashlib.sha256(content).digest())
+                    file.write(content)
             _remove_oldest(self._file.parent)
 
 
@@ -94,6 +106,23 @@ def decoded_images(samples: Samples, side: int, resize: int) -> DecodedImages | 
     except OSError:  # the loader says which image cannot be read
         return None
     return DecodedImages(samples, states, side, resize) if states.are_settled else None
+
+
+def _decoder() -> str:
+    """Returns what decides beside our code which pixels are made of a file."""
+    libraries = [features.version(name) for name in ("jpg", "webp")]
+    return f"{PIL.__version__} {libraries} {ImageFile.LOAD_TRUNCATED_IMAGES}"
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Opens a file that may be anybody's: a link is refused, and a pipe does not block."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _is_own_file(descriptor: int) -> bool:
+    """Returns whether an open file is a file of this process's user. Others may write anything."""
+    status = os.fstat(descriptor)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove_oldest(folder: Path) -> None:

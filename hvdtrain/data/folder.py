@@ -187,9 +187,10 @@ class Files(ManyImages):
     def paths(self) -> Iterator[bytes]:
         """Yields the path of each image, in order, in less time than `image` takes."""
         start = 0
+        bounds = [*self.starts, len(self)]
         for label, folder in enumerate(self.folders):
             place = os.path.join(os.fsencode(self.root), os.fsencode(self.part), folder, b"")
-            first, until = [*self.starts, len(self)][label : label + 2]
+            first, until = bounds[label : label + 2]
             for end in self.ends[first:until]:
                 yield place + self.names[start:end]
                 start = end

@@ -140,9 +140,11 @@ class Contest:
                 codecs_of_modes.append(of_mode)
         jobs = []
         for (name, codec), use, wire in itertools.product(codecs_of_modes, uses, wires):
+            has_local_steps = "local_steps" in modes.declared(name).options
             job = replace(
                 self.template,
                 mode=name,
+                local_steps=self.template.local_steps if has_local_steps else 1,
                 workers=use.worker_hosts * self.template.workers_per_host,
                 servers=use.servers,
                 placement=use.placement,

@@ -265,7 +265,7 @@ def seconds_of_messages(job: Scenario, cpu_s: Mapping[int, float]) -> dict[int, 
     for rank, of_step in cpu_s.items():
         other_s = job.worker_processor_s
         if rank < job.servers:
-            other_s = job.optimizer_s / job.servers
+            other_s = job.server_optimizer_s / job.servers
         seconds[rank] = job.local_steps * of_step - other_s
     return seconds
 

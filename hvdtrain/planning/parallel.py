@@ -5,10 +5,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import TypeVar
 
 from hvdtrain.base.system.cgroups import usable_cores
+from hvdtrain.base.system.parent import die_with_parent
 
 # Fewer predictions are not worth the processes.
 LEAST_ITEMS = 4
@@ -20,18 +21,24 @@ def each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Returns what a function makes of each item, on as many processes as there are cores.
 
     The processes are forked. Where this process has other threads, as a notebook or torch has, it
-    does all work itself.
+    does all work itself. So it does where processes cannot be started, or one is killed.
     """
     processes = min(int(usable_cores()), len(items))
-    may_fork = threading.active_count() == 1 and "torch" not in sys.modules
+    is_alone = threading.active_count() == 1 and "torch" not in sys.modules
+    # A worker of multiprocessing may have no processes of its own.
+    may_fork = is_alone and not multiprocessing.current_process().daemon
     if processes < 2 or len(items) < LEAST_ITEMS or not may_fork:
         return [work(item) for item in items]
     context = multiprocessing.get_context("fork")
     # Unlike multiprocessing's pool it raises an exception when a process is killed.
-    with ProcessPoolExecutor(processes, context, _leave_interrupts) as pool:
-        return list(pool.map(work, items))
+    try:
+        with ProcessPoolExecutor(processes, context, _begin) as pool:
+            return list(pool.map(work, items))
+    except (BrokenExecutor, ImportError, NotImplementedError, OSError):
+        return [work(item) for item in items]
 
 
-def _leave_interrupts() -> None:
-    """Leaves Ctrl-C to the process that started this one."""
+def _begin() -> None:
+    """Leaves Ctrl-C to the process that started this one, and has this one end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL)

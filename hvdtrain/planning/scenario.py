@@ -202,6 +202,15 @@ class Scenario:
         return self.optimizer_s_per_mb * self.bytes / 1e6
 
     @property
+    def server_optimizer_s(self) -> float:
+        """Processor seconds of all servers' optimizers, while each worker has one exchange.
+
+        Servers average the pushes of all workers, or apply each push by itself.
+        """
+        averages = self.in_lockstep or (self.softsync and self.local_steps == 1)
+        return self.optimizer_s if averages else self.workers * self.optimizer_s
+
+    @property
     def worker_optimizer_s(self) -> float:
         """Processor seconds of a worker's optimizer from one exchange to the next.
 

@@ -147,7 +147,7 @@ def notes_of_map(places: Sequence[Row]) -> list[str]:
         reasons = sorted({reason for place in places for reason in place["not_validated"]})
         notes.append(
             f"RING?: without a probability, since no prediction of {' or '.join(reasons)} was ever "
-            "compared with a measurement; a question mark alone is open."
+            "confirmed by a measurement; a question mark alone is open."
         )
     if any(place["hangs_on"] and not place["not_validated"] for place in places):
         notes.append(

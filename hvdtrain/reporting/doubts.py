@@ -26,7 +26,6 @@ from hvdtrain.reporting.drift import drift
 from hvdtrain.reporting.measures import SPEED, TIME_TO_TARGET, speed_runs
 from hvdtrain.reporting.quality import Quality, trained
 from hvdtrain.reporting.race import EITHER, ONE_MACHINE_WINS, RING_WINS, SERVERS_WIN, Verdict
-from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.reporting.target import Target
 from hvdtrain.runs.command_lines import LONGER
 from hvdtrain.runs.fields import core_sharing, field_value
@@ -93,8 +92,12 @@ def _not_tried(evidence: Evidence) -> Iterator[str]:
     has_machine = sides.machines or modes.ONE_MACHINE in left_out
     if evidence.verdict.pair and not has_machine:
         yield "one machine was not tried"
-    if evidence.verdict.word in (RING_WINS, SERVERS_WIN) and not (sides.rings and sides.servers):
-        yield f"no {'servers were' if sides.rings else 'ring was'} tried"
+    if evidence.verdict.word not in (RING_WINS, SERVERS_WIN):
+        return
+    if not (sides.rings or modes.RING in left_out):
+        yield "no ring was tried"
+    if not (sides.servers or modes.SERVERS in left_out):
+        yield "no servers were tried"
 
 
 def _one_did_it_all(evidence: Evidence) -> Iterator[str]:
@@ -111,8 +114,7 @@ def _left_out(evidence: Evidence) -> Iterator[str]:
         yield f"{kind.label} did more samples/s, and learned less: {accuracy or 0:.3f}"
     if evidence.sides.left_out:
         labels = ", ".join(kind.label for kind in evidence.sides.left_out)
-        few = f"fewer than {LOOKS[0]} repeats at the time of the others"
-        yield f"not compared, with {few}: {labels}"
+        yield f"not compared, with fewer repeats than others at the same time: {labels}"
 
 
 def _as_many_processes(evidence: Evidence) -> Iterator[str]:

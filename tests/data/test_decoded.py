@@ -86,10 +86,30 @@ def test_images_of_another_size_or_other_code_are_others(root, cache, opened, mo
     load(root, resize=40)
     monkeypatch.setattr(decoded.PIL, "__version__", "0")
     load(root)
-    monkeypatch.setattr(decoded, "_DECODE", ("loader.py",))
+    monkeypatch.setattr(decoded, "_CODE", b"other code")
     load(root)
-    assert len(opened) == 30
-    assert len(files(cache)) == 5
+    monkeypatch.setattr(decoded.ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    load(root)
+    assert len(opened) == 36
+    assert len(files(cache)) == 6
+
+
+def test_no_other_user_reads_or_writes_what_is_kept(root, cache, opened, monkeypatch):
+    first = load(root)
+    [file] = files(cache)
+    assert file.stat().st_mode & 0o077 == 0
+    link = file.with_name("link")
+    file.rename(link)
+    file.symlink_to(link)
+    assert torch.equal(load(root), first) and len(opened) == 12
+    file.unlink()
+    os.mkfifo(file)
+    assert torch.equal(load(root), first) and len(opened) == 18
+    file.unlink()
+    load(root)
+    uid = os.geteuid()
+    monkeypatch.setattr(decoded.os, "geteuid", lambda: uid + 1)
+    assert torch.equal(load(root), first) and len(opened) == 30
 
 
 @pytest.mark.parametrize(

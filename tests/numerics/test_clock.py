@@ -60,7 +60,7 @@ def test_processor_time_of_computing_leaves_out_what_is_not_computing():
         assert clock.computing_cpu_seconds == 0
 
 
-def test_processor_time_is_read_once_where_backward_has_as_many_gradients_as_before():
+def test_processor_time_is_read_once_where_each_backward_has_as_many_gradients():
     model = nn.Linear(1, 1)
     clock = Clock(model, torch.device("cpu"))
     reads = []
@@ -77,7 +77,10 @@ def test_processor_time_is_read_once_where_backward_has_as_many_gradients_as_bef
     assert reads_of_backward() == 1
     model.weight.requires_grad_(False)
     assert reads_of_backward() == 1  # at the mark, as the second gradient did not come
-    assert reads_of_backward() == 1
+    model.weight.requires_grad_(True)
+    assert reads_of_backward() == 2  # at each that may be the last
+    model.weight.requires_grad_(False)
+    assert reads_of_backward() == 1  # at the gradient, and not at the mark again
 
 
 def test_gradients_that_someone_else_notes_are_left_to_them():

@@ -80,7 +80,7 @@ def simulated_run(
     local = 1.0 if local_steps > 1 else 0.0
     optimizer_s = job.optimizer_s * (local + updated / local_steps)
     worker_s = job.computing_s + optimizer_s + of_workers / 4 / local_steps
-    server_s = (job.optimizer_s + each / 2 + at_servers) / local_steps
+    server_s = (job.server_optimizer_s + each / 2 + at_servers) / local_steps
     step_s = longer * simulated.step_s
     wall_s = simulated.step_s - simulated.exposed_comm_s - job.fixed_s - optimizer_s
     steps = report_runs.PER_EPOCH * report_runs.EPOCHS

@@ -432,7 +432,7 @@ def test_one_machine_that_ran_at_another_time_is_said_to_be_left_out_and_not_to_
     said = answer(repeats(RING2, 130), repeats(SERVED), later)
     assert said.word == RING_WINS and said.next.endswith("--repeats 10")
     assert said.but[0] == (
-        "not compared, with fewer than 5 repeats at the time of the others: one process, 2 cores"
+        "not compared, with fewer repeats than others at the same time: one process, 2 cores"
     )
     assert "one machine was not tried" not in said.but
 

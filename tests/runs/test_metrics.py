@@ -1,6 +1,8 @@
 """What a worker counts while it trains."""
 
 import json
+import os
+import warnings
 
 from hvdtrain.base.numerics.clock import PARTS
 from hvdtrain.job.recording.metrics import STEP_PARTS, Recorder, StepLines, Tally, cut_after
@@ -68,17 +70,25 @@ def read(path):
 
 
 def test_lines_that_may_wait_are_written_together(tmp_path):
-    lines = StepLines(tmp_path / "lines", leased=False, after=0, together_s=60)
+    lines = StepLines(tmp_path / "lines", leased=False, after=0, at_once=False)
     lines.add(share(1, 1.0))
     lines.add(share(2, 2.0))
     assert read(tmp_path / "lines") == []
     lines.write()
     assert [row["step"] for row in read(tmp_path / "lines")] == [1, 2]
-    lines.together_s = 0
+    lines.at_once = True
     lines.add(share(3, 3.0))
     assert [row["step"] for row in read(tmp_path / "lines")] == [1, 2, 3]
-    lines.together_s = 60
+    lines.at_once = False
     lines.add(share(4, 4.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of threads
+        forked = os.fork()
+    if not forked:  # a script may fork after `prepare`
+        lines.write()
+        os._exit(0)
+    os.waitpid(forked, 0)
+    assert [row["step"] for row in read(tmp_path / "lines")] == [1, 2, 3]
     lines.close()
     assert [row["step"] for row in read(tmp_path / "lines")] == [1, 2, 3, 4]
 

@@ -124,9 +124,9 @@ class Clock:
         # The processor time of this thread at the last mark, and at the last gradient.
         self._cpu_at_mark = 0.0
         self._cpu_at_gradient = 0.0
-        # How many gradients have been noted since the last backward, and how many that one had.
+        # How many gradients have been noted since the last backward, and the fewest of a backward.
         self._gradients = 0
-        self._gradients_before = 0
+        self._fewest = 0
         self._before: Any = None  # when the previous layer ended, if layers are traced
         traced = self._trace_layers(model) if trace.is_on and not self.watch.on_gpu else set()
         without_hook = traced | set(noted)
@@ -137,12 +137,12 @@ class Clock:
     def note_gradient(self) -> None:
         """Notes the moment at which a gradient was computed, which may be the last one.
 
-        The processor time is read once all gradients have come that the last backward had: to read
-        it is a system call.
+        The processor time is read once as many gradients have come as each backward has had: to
+        read it is a system call.
         """
         self.last_gradient = self.watch.now()
         self._gradients += 1
-        if self._gradients >= self._gradients_before:
+        if self._gradients >= self._fewest:
             self._cpu_at_gradient = self._cpu_now()
 
     def _cpu_now(self) -> float:
@@ -194,9 +194,10 @@ class Clock:
     def mark_last_gradient(self, part: str) -> None:
         """Ends a part at the moment at which the last gradient was computed."""
         self.marks.append((part, self.last_gradient))
-        if self._gradients < self._gradients_before:  # the processor time was not read
+        if self._gradients < self._fewest:  # the processor time was not read
             self._cpu_at_gradient = self._cpu_now()
-        self._gradients_before = self._gradients
+        is_first = self._fewest == 0
+        self._fewest = self._gradients if is_first else min(self._fewest, self._gradients)
         self._gradients = 0
         self._end_cpu(part, self._cpu_at_gradient)
 

@@ -60,7 +60,7 @@ from hvdtrain.runs.live import warm_up_s
 from hvdtrain.runs.scripts import hash_of_script
 
 INITIAL = "snapshots/initial.safetensors"  # of the run folder
-METRICS_EVERY_S = 0.5  # between two times at which a worker writes its steps' metrics
+METRICS_EVERY_S = 0.5  # between two times at which a worker writes the metrics of its steps
 LOOK_EVERY_S = 0.5  # between two looks for workers that have ended
 
 
@@ -320,7 +320,7 @@ class WorkerSession:
     def _begin(self, gradients: Gradients) -> None:
         job, config = self.job, self.job.config
         self._write_manifest()
-        self.recorder = Recorder(job.folder, job.world.rank, False, together_s=METRICS_EVERY_S)
+        self.recorder = Recorder(job.folder, job.world.rank, False, at_once=False)
         self.slowdown = Slowdown(config.slow, job.world.worker, config.seed)
         # Without a bar, which the script's own output would break.
         self.progress = TrainingProgress(self.terminal.out, job.steps, False, 0, self.workers)
@@ -335,6 +335,7 @@ class WorkerSession:
         for model in self._models:
             self.steps.watch(model)
         self.host_loads = HostLoads(self.sync)
+        threading.Thread(target=self._write_regularly, daemon=True, name="metrics").start()
         self.steps.begin()
 
     def _write_manifest(self) -> None:
@@ -482,7 +483,17 @@ class WorkerSession:
         begun = self.steps.taken + 1
         if ended < begun:
             rank = self.job.world.rank
+            self.write_metrics()
             end_process(f"rank {rank} failed: {_unequal(worker, ended, begun)}")
+
+    def _write_regularly(self) -> None:
+        """Writes metrics now and then, so that they are there where a script hangs or is killed."""
+        try:
+            while True:
+                time.sleep(METRICS_EVERY_S)
+                self.write_metrics()
+        except OSError:  # which the script's thread meets with its next line
+            self.recorder.lines.at_once = True
 
     def write_metrics(self) -> None:
         """Writes the metrics of all steps so far, however the script has ended."""

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import os
-import time
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -100,17 +100,16 @@ class StepLines:
         path: the file.
         leased: whether shares are leased. If not, each row is a line.
         after: the step before the first line; None if it is not known before the first row.
-        together_s: how many seconds lines may wait, to be written together. That costs a step less
-            than a line written at once, which 0 asks for.
+        at_once: whether a line is written when it is added. If not, it waits until someone calls
+            `write`, from any thread: that costs a step less.
     """
 
-    def __init__(
-        self, path: Path, leased: bool, after: int | None, together_s: float = 0.0
-    ) -> None:
+    def __init__(self, path: Path, leased: bool, after: int | None, at_once: bool = True) -> None:
         self.file = AppendedFile(path)
-        self.together_s = together_s
+        self.at_once = at_once
         self._waiting: list[dict[str, Any]] = []  # lines that are not written
-        self._written_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
         self.leased = leased
         self.last = after  # the step of the last line
         self.time = 0.0  # of the last line
@@ -140,11 +139,13 @@ class StepLines:
         self.write()
 
     def write(self) -> None:
-        """Writes the lines that wait."""
-        text = "".join(json.dumps(line) + "\n" for line in self._waiting)
-        self._waiting = []
-        self._written_at = time.monotonic()
-        self.file.write(text)
+        """Writes the lines that wait. A process that was forked from this one writes none."""
+        if os.getpid() != self._process:  # asked before the lock, which may have been forked locked
+            return
+        with self._lock:
+            waiting = self._waiting
+            self._waiting = []
+            self.file.write("".join(json.dumps(line) + "\n" for line in waiting))
 
     def close(self) -> None:
         """Writes the last line, and closes the file."""
@@ -168,11 +169,11 @@ class StepLines:
             self.shares = []
 
     def _add_line(self, line: dict[str, Any]) -> None:
-        """Adds a line, and writes all that wait if one has waited long enough."""
-        self._waiting.append(line)
+        with self._lock:
+            self._waiting.append(line)
         self.last = line["step"]
         self.time = line["time"]
-        if time.monotonic() - self._written_at >= self.together_s:
+        if self.at_once:
             self.write()
 
 
@@ -207,7 +208,7 @@ class Recorder:
             others.
         appends: whether to keep all lines, which a worker has written that was lost.
         leased: whether shares are leased: see StepLines.
-        together_s: how many seconds lines may wait: see StepLines.
+        at_once: whether a step's line is written at once: see StepLines.
 
     Attributes:
         samples: how many samples this worker has trained on since it began.
@@ -224,11 +225,11 @@ class Recorder:
         tally: Tally | None = None,
         appends: bool = False,
         leased: bool = False,
-        together_s: float = 0.0,
+        at_once: bool = True,
     ) -> None:
         path = metrics_file(folder, rank)
         cut_after(path, math.inf if appends else after)
-        self.lines = StepLines(path, leased, None if appends else after, together_s)
+        self.lines = StepLines(path, leased, None if appends else after, at_once)
         # Rows whose pushes, or whose predecessors' pushes, have not been answered.
         self.held: deque[tuple[dict[str, Any], PushStatus | None]] = deque()
         self.tally = tally or Tally()

@@ -92,7 +92,6 @@ class Steps:
 
     def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):
-            self.recorder.lines.write()  # an evaluation may take long
             return
         self.clock.mark("backward" if self._has_gone_forward else "data")
         self._waits_in_forward = isinstance(self.gradients, InRounds)
@@ -246,7 +245,6 @@ class Steps:
 
     def meet(self) -> None:
         """Waits for the other workers, and takes over how far all are together."""
-        self.recorder.lines.write()
         self.clock.mark("barrier")
         spent = self.clock.lap()
         elapsed = self.timer.before + self.clock.lapped_s  # so that the parts add up to it
