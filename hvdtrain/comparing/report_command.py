@@ -1,7 +1,6 @@
 """`hvdtrain report`: tables and plots of any run folders."""
 
 import contextlib
-import gc
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from msgspec import structs
 from hvdtrain.base.config.option_types import FileToWrite, Folder, Real
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
+from hvdtrain.base.system.memory import without_collecting
 from hvdtrain.reporting.conduct import BY_SPEED, BY_TIME_TO_TARGET
 
 if TYPE_CHECKING:
@@ -182,18 +182,12 @@ def report(
 def import_for_report() -> None:
     """Imports what a report needs, while this process has to wait anyway.
 
-    An import that fails is left to the report, which says so when the runs are made. The objects of
-    a notebook that calls this are left to its garbage collector: see base.system.memory.importing.
+    An import that fails is left to the report, which says so when the runs are made. A notebook may
+    call this, so its objects stay with its garbage collector, as `importing` would not have it.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with contextlib.suppress(ImportError):
-            for name in _SLOW_IMPORTS:
-                importlib.import_module(name)
-    finally:
-        if was_enabled:
-            gc.enable()
+    with without_collecting(), contextlib.suppress(ImportError):
+        for name in _SLOW_IMPORTS:
+            importlib.import_module(name)
 
 
 def content_of(runs: "list[Run]", *given: Any, are_ours: bool = False, **more: Any) -> "Content":
@@ -252,8 +246,7 @@ def draw_report(
     from hvdtrain.reporting.explaining.pictures import pictures
 
     # Plots are many small objects that live to the end, so that collections find nothing.
-    gc.disable()
-    try:
+    with without_collecting():
         drawn, notes = plots.draw(content.comparisons)
         drawn += pictures([run for _, run in content.runs])
         if out:
@@ -266,7 +259,5 @@ def draw_report(
             for plot in drawn:
                 files[f"{plot.name}.png"] = plot_style.png(plot.figure)
             write_files(files, png, f"pictures to --png {png}")
-    finally:
-        gc.enable()
     for note in notes:
         click.echo(f"not in the plots: {note}")

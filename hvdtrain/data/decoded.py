@@ -14,10 +14,10 @@ import torch
 from PIL import ImageFile, features
 
 from hvdtrain.base.config.writing import replacing
-from hvdtrain.base.system.locks import lock, locked_by
+from hvdtrain.base.errors import UsageError
 from hvdtrain.data.file_states import FileStates, look
 from hvdtrain.data.folder import Files, Samples
-from hvdtrain.data.storage import cache_root
+from hvdtrain.data.storage import cache_root, locked
 
 # The cache keeps so many images or more. Fewer are decoded in no time.
 KEPT_IMAGES = 500
@@ -76,12 +76,10 @@ class DecodedImages:
         Where the cache cannot be written, or another process writes the same, nothing happens.
         """
         content = pixels.view(-1).numpy().data
-        lock_file = self._file.with_name(f".{self._file.name}.hvdtrain-lock")
-        with suppress(OSError):
+        with suppress(OSError, UsageError):
             if look(self._samples.paths()) != self._states:
                 return
-            lock_file.parent.mkdir(parents=True, exist_ok=True)
-            with locked_by(lock(lock_file), lock_file):
+            with locked(self._file, wait=False):
                 self._file.unlink(missing_ok=True)  # it may be anybody's, and a pipe
                 with replacing(self._file, 0o600) as part, part.open("wb") as file:
                     file.write(hashlib.sha256(content).digest())

@@ -35,17 +35,21 @@ def cache_root() -> Path:
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Blocks until this process has the lock on a file or folder that it is to make.
+def locked(out: Path, wait: bool = True) -> Iterator[None]:
+    """Locks a file or folder that this process is to make, for the block.
 
     The lock of a process that dies is released.
 
+    Args:
+        wait: Block while another process has the lock.
+
     Raises:
-        UsageError: The lock file cannot be written or locked.
+        UsageError: The lock file cannot be written or locked; without `wait`, another process has
+            the lock.
     """
     path = out.with_name(f".{out.name}.hvdtrain-lock")
     try:
-        file = open_locked(path)
+        file = open_locked(path, wait)
     except OSError as error:
         what = f"cannot write in '{path.parent}'" if error.filename else f"cannot lock '{path}'"
         remedy = ""

@@ -72,10 +72,13 @@ def locked_by(held: BaseFileLock, path: Path) -> Iterator[None]:
         unlock(held)
 
 
-def open_locked(path: Path) -> BaseFileLock:
-    """Creates a lock file and its folder and locks it. Blocks while another process holds it.
+def open_locked(path: Path, wait: bool = True) -> BaseFileLock:
+    """Creates a lock file and its folder and locks it.
 
-    That process removes the file, and perhaps the folder. Then they are created again.
+    The process that holds it removes the file, and perhaps the folder. Then they are created again.
+
+    Args:
+        wait: block while another process holds it.
 
     Raises:
         OSError: the file cannot be created (the error has its name), or locked (it has none).
@@ -83,7 +86,7 @@ def open_locked(path: Path) -> BaseFileLock:
     for _ in range(TRIES):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return lock(path, wait=True)
+            return lock(path, wait)
         except FileNotFoundError:
             pass
     raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(path))

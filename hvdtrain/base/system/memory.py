@@ -30,17 +30,28 @@ def keep_memory() -> None:
 
 
 @contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """Suspends garbage collection in the block, and exempts the block's objects from it for good.
-
-    Importing torch creates so many objects that collecting among them takes much of the import.
-    """
+def without_collecting() -> Iterator[None]:
+    """Suspends garbage collection in the block."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Suspends garbage collection in the block, and exempts all objects so far from it for good.
+
+    Importing torch creates so many objects that collecting among them takes much of the import.
+    """
+    with without_collecting():
+        try:
+            yield
+        finally:
+            gc.freeze()
 
 
 def free_memory() -> int:
