@@ -13,7 +13,7 @@ import PIL
 import torch
 from PIL import ImageFile, features
 
-from hvdtrain.base.config.writing import replacing
+from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.data.file_states import FileStates, look
 from hvdtrain.data.folder import Files, Samples
@@ -81,9 +81,8 @@ class DecodedImages:
                 return
             with locked(self._file, wait=False):
                 self._file.unlink(missing_ok=True)  # it may be anybody's, and a pipe
-                with replacing(self._file, 0o600) as part, part.open("wb") as file:
-                    file.write(hashlib.sha256(content).digest())
-                    file.write(content)
+                digest = hashlib.sha256(content).digest()
+                write_whole(self._file, b"".join([digest, content]), mode=0o600)
             _remove_oldest(self._file.parent)
 
 
