@@ -196,15 +196,16 @@ def _measure_undisturbed(job: ProbedJob, deadline: float) -> StepSeconds | None:
 
 def _measure_job(job: ProbedJob, limit_s: float) -> StepSeconds | None:
     """Returns what the first worker measured; None where the job failed or took too long."""
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
     deadline = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="hvdtrain-plan-") as folder:
         if not job.gbit:
-            return _run_ranks(job, deadline, Path(folder), results)
+            return _run_ranks(job, deadline, Path(folder))
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
         process = context.Process(target=_run_on_links, args=(job, deadline, Path(folder), results))
         process.start()
-        process.join()
+        process.join(limit_s + TIMEOUT_S)
+        process.kill()
         return None if results.empty() else results.get()
 
 
@@ -219,16 +220,19 @@ def _run_on_links(job: ProbedJob, deadline: float, folder: Path, results: Any) -
     scratch.mkdir()
     try:
         links.make_switch(scratch)
-        seconds = _run_ranks(job, deadline, folder, results)
+        seconds = _run_ranks(job, deadline, folder)
     except (OSError, subprocess.SubprocessError):
         return
     if seconds:
         results.put(seconds)
 
 
-def _run_ranks(job: ProbedJob, deadline: float, folder: Path, results: Any) -> StepSeconds | None:
+def _run_ranks(job: ProbedJob, deadline: float, folder: Path) -> StepSeconds | None:
     """Starts the ranks of a job, waits for what the first worker measures, and ends the ranks."""
     context = multiprocessing.get_context("fork")
+    # No other process puts anything into it: the worker is killed as soon as its result can be
+    # read, and may then still hold the queue's lock.
+    results = context.SimpleQueue()
     port = free_port("127.0.0.1") if not job.gbit else links.PORT
     are_hosts = context.Semaphore(0)
     are_joined = context.Event()

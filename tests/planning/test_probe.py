@@ -74,34 +74,60 @@ def test_no_efficiency_is_told_where_other_work_or_noise_hides_it():
     assert not calibrate._efficiencies(costs, of_both | {("allreduce", RATES[1]): noisy})
 
 
-OVER_A_LINK = """
+MEASURES_A_LINK = """
+seconds = probe._measure_job(probe.ProbedJob(probe.TRANSPORTS["ddp"], probe.LINKED, 0.2), 30.0)
+print(seconds.wall_s[0] if seconds else 0)
+"""
+
+
+def seconds_over_a_link(prepared):
+    """Returns the seconds of a step over a link, measured in a process with this code before."""
+    code = f"from hvdtrain.planning import probe\n{prepared}{MEASURES_A_LINK}"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=80, check=True, encoding="utf-8"
+    )
+    wall_s = float(done.stdout)
+    if not wall_s:
+        pytest.skip("this user may not make a private network with links")
+    return wall_s
+
+
+A_REAL_RANK = """
 import os
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
-from hvdtrain.planning import probe
 os.environ |= probe.ENVIRONMENT | {WIRE_KEY: new_wire_key()}
 import torch
 import hvdtrain.job.rings.ddp
 torch.set_num_threads(1)
 probe.LINKED_SAMPLES = 1
-job = probe.ProbedJob(probe.TRANSPORTS["ddp"], probe.LINKED, 0.2)
-seconds = probe._measure_job(job, 30.0)
-print(seconds.wall_s[0] if seconds else 0)
 """
 
 
 @pytest.mark.timeout(90)
 def test_ranks_send_over_a_link_of_the_rate_that_is_asked_for():
     """Not faster than it carries the gradients; slower where other work delays them."""
-    done = subprocess.run(
-        [sys.executable, "-c", OVER_A_LINK],
-        capture_output=True,
-        text=True,
-        timeout=80,
-        check=True,
-        encoding="utf-8",
-    )
-    wall_s = float(done.stdout)
-    if not wall_s:
-        pytest.skip("this user may not make a private network with links")
+    wall_s = seconds_over_a_link(A_REAL_RANK)
     megabits = 8 * probe.BLOCKS * probe.LINKED / 1e6
     assert megabits / 200 < 1.02 * wall_s < 10
+
+
+A_RANK_THAT_IS_KILLED_AMID_PUT = """
+import time
+from multiprocessing.reduction import ForkingPickler
+
+def run_rank(rank, probed, port, folder, enter_link, results):
+    enter_link(rank)
+    if rank == 0:
+        results._wlock.acquire()
+        results._writer.send_bytes(ForkingPickler.dumps(probe.StepSeconds([], [], [7.0])))
+    time.sleep(60)
+
+probe._run_rank = run_rank
+"""
+
+
+@pytest.mark.timeout(90)
+def test_a_worker_may_be_killed_while_it_hands_over_what_it_has_measured():
+    """Its result can be read before it has released the queue's lock."""
+    assert seconds_over_a_link(A_RANK_THAT_IS_KILLED_AMID_PUT) == 7.0
