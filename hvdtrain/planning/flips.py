@@ -335,7 +335,7 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
     if here["not_validated"]:
         reasons = " or ".join(here["not_validated"])
         says = f"perhaps {ANSWERS[likeliest]}, as no prediction of {reasons} was ever validated"
-    said_turns = "no change that was tried is likely to give another answer"
+    said_turns = "no simulated change is likely to give another answer"
     if turns:
         said_turns = f"it would be {'; '.join(turns.values())}"
     return {

@@ -150,7 +150,7 @@ def test_the_slow_rank_is_named_and_equal_ones_and_one_interrupted_now_and_then_
         tmp_path / "clean", 1, 1, 1, 1, mode=mode, servers=servers, seed=seed, noise=0.3
     )
     assert clean["straggler"] is None
-    assert "No worker was slower" in printed
+    assert "No slow worker was found" in printed
     interrupted = np.random.default_rng(seed).random(200) < 0.6
     assert explained(tmp_path / "interrupted", 1, 8, slow=interrupted)[0]["straggler"] is None
 

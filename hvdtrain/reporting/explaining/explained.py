@@ -155,8 +155,8 @@ class Explained:
             )
         elif len(self.timeline.ranks) > 1:
             yield (
-                "No worker was slower than the others by a tenth of a step or more, "
-                "neither all the time nor for a fifth of the run."
+                                                "No slow worker was found: nobody's steps took 1.5 times as long as the others' "
+                "for a fifth of the run, while the others waited."
             )
 
     def _sentences_of_slow(self) -> Iterator[str]:
