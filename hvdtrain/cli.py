@@ -33,7 +33,7 @@ COMMANDS = {
         "Run your own training script, as one rank or alone.",
     ),
     "launch": ("hvdtrain.launch.commands:launch", "Start workers and servers, here or on hosts."),
-    "status": ("hvdtrain.launch.status:status", "Say how far a job is."),
+    "status": ("hvdtrain.launch.status:status", "Show a job's progress."),
     "stop": ("hvdtrain.launch.commands:stop", "End a launched job, which saves a snapshot."),
     "hosts": ("hvdtrain.launch.testbed:hosts", "Make hosts on this machine, with slow links."),
     "evaluate": ("hvdtrain.tools.evaluate.command:evaluate", "Test the model that a run saved."),
@@ -52,7 +52,7 @@ COMMANDS = {
     "plan": ("hvdtrain.planning.command:plan", "Predict runs on clusters that are not here."),
     "replay": (
         "hvdtrain.tools.checks.replay:replay",
-        "Repeat a recorded ps- run to the same bits.",
+        "Repeat a recorded parameter-server run bit for bit.",
     ),
     "verify": (
         "hvdtrain.tools.checks.verify:verify",
@@ -62,7 +62,7 @@ COMMANDS = {
     "modes": ("hvdtrain.job.rank.command:list_modes", "List the modes, and what each does."),
     "doctor": (
         "hvdtrain.tools.doctor.command:doctor",
-        "Say what is here, what is missing, what to do.",
+        "Check what is installed, and say what to do.",
     ),
 }
 

@@ -144,21 +144,21 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     *NUM_WORKERS,
     type=NUMBERS,
     default="2",
-    show_default="2, on hosts as many as they take",
+    show_default="2; with -H: one for each slot",
     help="Numbers of workers, by commas.",
 )
 @click.option(
     *NUM_SERVERS,
     type=SERVER_NUMBERS,
     default="1",
-    show_default="1, on hosts 1,equal",
+    show_default="1; with -H: 1 and equal",
     help="Numbers of servers of the ps- modes, by commas; `equal` is as many as workers.",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(1),
     default=5,
-    show_default="5, of whole runs 1 where speed decides",
+    show_default="5 sprints; 1 where whole runs measure speed",
     help="How often each contender is measured, each time with the next seed. An answer needs "
     "five repeats. Without this option up to five more sprints of each follow where the answer is "
     "not known, as long as they take less than 90 s.",
@@ -376,8 +376,8 @@ def _first_settings(
     contenders = search.expected_to_stay(requested, state)
     if len(contenders) < len(requested):
         click.echo(
-            "note: one run of each is no answer, so that no settings are tried: each mode has the "
-            "first ones. With --repeats 2 or more the others are tried too",
+            "note: one run of each mode gives no answer, so no settings are searched: each mode has "
+            "its first setting. With --repeats 2 or more the other settings are tried too",
             err=True,
         )
     return contenders

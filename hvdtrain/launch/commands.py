@@ -119,9 +119,9 @@ from hvdtrain.runs.scripts import check_script
 @click.option(
     "--respawn",
     is_flag=True,
-    help="Start a worker that is lost again, while the others go on, and a server that is killed, "
-    "for which they wait: in ps-async and ps-ssp with --wire zmq, and in rings with --elastic, on "
-    "this machine; by ray, a worker on any node, and no server.",
+    help="Restart lost workers while the others go on, and killed servers while the workers wait, "
+    "on this machine. For ps-async and ps-ssp with --wire zmq, and for rings with --elastic. With "
+    "--launcher ray only workers, on any node.",
 )
 @TRUST
 @click.option(

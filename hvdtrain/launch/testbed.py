@@ -466,22 +466,19 @@ def hosts() -> None:
     "--rate",
     default="1gbit",
     show_default=True,
-    help="Of each host's link, each way, in tc's words, where `bit` are bits a second and `bps` "
-    "bytes; one for each host by commas: 1gbit,1gbit,100mbit.",
+    help="Rate of each host's link, each way, in the units of tc: `bit` are bits a second, `bps` "
+    "bytes. One for each host by commas: 1gbit,1gbit,100mbit.",
 )
 @click.option(
     "--cpus",
     default="",
-    help="Cores that each host's processes may take together, by commas: 1,1,0.5. By a control "
-    "group: what is over that stands still for the rest of each hundredth of a second  [default: "
-    "no limit].",
+    help="Cores that each host's processes may take together, by commas: 1,1,0.5. Above the limit "
+    "processes pause for the rest of each 10 ms (a control group)  [default: no limit].",
 )
 @PREFIX_OPTION
 @FORCE_OPTION
 def up_command(count: int | None, rate: str, cpus: str, prefix: str, force: bool) -> None:
-    """Make node1 … nodeN, in place of those of this name that there were. Where a job runs on
-    them it is refused.
-    """
+    """Make node1 … nodeN. They replace hosts of the same names, unless a job runs there."""
     nodes = _set_named(prefix)
     rates = [_checked(word) for word in rate.split(",")]
     number_of_cores: click.ParamType = Real(0.01, 1024)  # from the kernel's shortest quota

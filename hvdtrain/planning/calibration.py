@@ -437,7 +437,7 @@ def read_as(kind: type[T], noun: str, path: Path, parse: Callable[[bytes], Any])
     except (ValidationError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no readable {noun}: {error}") from None
+        raise UsageError(f"{path} cannot be read as a {noun}: {error}") from None
 
 
 def _with_quantities(content: Any, name: str = "") -> Any:

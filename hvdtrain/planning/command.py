@@ -51,8 +51,8 @@ MEASURED = {
 def plan() -> None:
     """The answer for a cluster you do not have yet.
 
-    A minute of measuring here; then a simulation of layers, links and processors says what a step
-    would take elsewhere, in which mode, with an interval.
+    `calibrate` measures this machine for a minute. Then `predict` simulates layers, links and
+    processors of a cluster, and says what a step would take there in each mode, with an interval.
     """
 
 
@@ -458,7 +458,7 @@ def needs(
     efficiency: float,
     file: Path | None,
 ) -> None:
-    """Print the bandwidth that each mode needs, and with local steps.
+    """Print the bandwidth that each mode needs, with and without local steps.
 
     \b
     hvdtrain plan needs cal.json --workers 4 --efficiency 0.8
@@ -504,7 +504,7 @@ def _disturbed(calibration: Calibration) -> Iterator[str]:
         )
     if calibration.made.get("jitter") == "guessed":
         jitter = calibration.step_jitter
-        yield f"Hardly a step was undisturbed: their jitter is taken to be {jitter:g}."
+        yield f"Fewer than eight steps were undisturbed: jitter is taken to be {jitter:g}."
 
 
 def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any]) -> Iterator[str]:
@@ -529,13 +529,13 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
     shown = {row["mode"] for row in rows}
     for mode in sorted(shown & biases.keys()):
         bias = biases[mode]
-        told = f"{bias:.2f} times as long" if bias > 1 else f"{1 / bias:.2f} times as short"
-        yield f"{mode}: corrected, since its runs were predicted {told} as they were."
+        told = f"{bias:.2f} times too long" if bias > 1 else f"{1 / bias:.2f} times too short"
+        yield f"{mode}: the steps of its runs were predicted {told}, which is corrected."
     yield from _disturbed(calibration)
     codec = template.compression
     sent_by_rings = {row["compression"] for row in rows if row["mode"] in RING_MODES}
     if codec != "none" and sent_by_rings == {"none"}:
-        yield f"No ring here sends {codec}: servers do, beside a ring of plain gradients."
+        yield f"Rings send uncompressed gradients here; only servers use {codec}."
     for slow in sorted(template.slow.workers):
         without = sorted({row["workers"] for row in rows if 1 < row["workers"] <= slow})
         if without:

@@ -410,9 +410,9 @@ def _missed_in_words(missed: Sequence[float]) -> str:
     factor = f"{math.exp(_spread(missed)):.1f}"
     takes = "the model takes the steps of these runs to be"
     if all(log > 0 for log in missed):
-        return f"{takes} {factor} times as long as they are"
+        return f"{takes} {factor} times longer than they are"
     if all(log < 0 for log in missed):
-        return f"{takes} {factor} times as short as they are"
+        return f"{takes} {factor} times shorter than they are"
     return (
         f"the model misses the steps of these runs by a factor of {factor}, "
         "some upwards and some downwards"

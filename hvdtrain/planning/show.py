@@ -147,12 +147,12 @@ def notes_of_map(places: Sequence[Row]) -> list[str]:
         reasons = sorted({reason for place in places for reason in place["not_validated"]})
         notes.append(
             f"RING?: without a probability, since no prediction of {' or '.join(reasons)} was ever "
-            "confirmed by a measurement; a question mark alone is open."
+            "confirmed by a measurement; `?` alone: no side is likely enough."
         )
     if any(place["hangs_on"] and not place["not_validated"] for place in places):
         notes.append(
-            "In brackets: what alone turns the answer, were it half or twice as much (jitter: "
-            "a quiet machine's, or twice)."
+            "In brackets: figures on which the answer depends. If one were half or twice as large, "
+            "the fastest would lead by less than 5 % (for jitter: 0.02, or twice the value)."
         )
     if any(place["others_share"] and not place["not_validated"] for place in places):
         share = max(place["others_share"] for place in places)

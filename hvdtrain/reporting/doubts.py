@@ -322,7 +322,7 @@ def _other_slow(evidence: Evidence) -> Iterator[str]:
     slow = {kind: field_value(runs[0], "slow.asked") for kind, runs in evidence.opponents}
     if len(set(slow.values())) > 1:
         told = ", ".join(f"{kind.label}: {setting}" for kind, setting in slow.items())
-        yield f"one machine has no worker but the first to be slow: --slow {told}"
+        yield f"only worker 0 exists on one machine, so --slow differs: {told}"
 
 
 def _shared_cores(evidence: Evidence) -> Iterator[str]:

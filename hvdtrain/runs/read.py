@@ -170,7 +170,7 @@ class Run:
     def spins(self) -> bool:
         """Whether processes spin while they wait, as with MPI.
 
-        Then processor time does not tell what messages cost.
+        If so, the cost of messages cannot be derived from processor time.
         """
         return self.manifest.backend == "horovod-mpi"
 
@@ -252,7 +252,7 @@ def load_run(folder: Path) -> Run:
         manifest = read(folder, Manifest)
     except UnreadableFile as error:
         raise UsageError(
-            f"{folder} is no readable run folder: {error}{name_one_of(folder)}"
+            f"{folder} cannot be read as a run folder: {error}{name_one_of(folder)}"
         ) from None
     try:
         summary = read(folder, Summary)

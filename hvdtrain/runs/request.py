@@ -310,7 +310,9 @@ def check_workers(config: RunConfig, workers: int) -> None:
         raise UsageError(f"--mode {config.mode} is one process, but {workers} were started")
     if config.backup >= workers:
         counted = with_noun(workers, "worker")
-        raise UsageError(f"--backup {config.backup} leaves no push of {counted} to wait for")
+        raise UsageError(
+            f"--backup {config.backup} needs more workers than that, and there are {counted}"
+        )
     absent = [worker for worker in slowdown.slowed_workers(config.slow) if worker >= workers]
     if absent:
         raise UsageError(
@@ -349,7 +351,7 @@ def check_length(config: RunConfig, samples: int) -> None:
         return
     if config.warmup >= total:
         raise UsageError(
-            f"--warmup {config.warmup} is not over before training is, which has {total} steps"
+            f"--warmup {config.warmup} is not shorter than the training, which has {total} steps"
         )
     if total < config.local_steps and modes.declared(config.mode).lockstep:
         raise UsageError(

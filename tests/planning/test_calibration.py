@@ -92,7 +92,7 @@ def spoilt(change):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda content: "{", "no readable calibration"),
+        (lambda content: "{", "cannot be read as a calibration"),
         (lambda content: "[]", "is no hvdtrain-calibration of version 1"),
         (spoilt(lambda c: c.update(version=2)), "calibrate again"),
         (spoilt(lambda c: c.update(layers=[])), r"at `\$.layers`"),

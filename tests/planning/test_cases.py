@@ -123,7 +123,7 @@ def test_cells_that_are_not_for_fitting_do_not_move_the_fit(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("[cluster]", "[cluster", "no readable case"),
+        ("[cluster]", "[cluster", "cannot be read as a case"),
         ("batch_per_worker = 32", "", r"missing required field `batch_per_worker` - at `\$.model`"),
         ("bandwidth_gbit = 10.0", "bandwidth_gbit = -1", r"at `\$.cluster.bandwidth_gbit`"),
         ('"shared"', '"odd"', r"Invalid enum value 'odd' - at `\$.cell\[1\].placement`"),

@@ -96,7 +96,7 @@ def test_a_known_bias_of_a_mode_is_corrected_and_told(tmp_path):
     speeds = [place(made, 2, ["allreduce"])["ring_samples_per_s"] for made in (make(), biased)]
     assert speeds[1] == pytest.approx(1.1 * speeds[0])
     said, _ = asked(tmp_path, biased, "--workers", "2", servers=False)
-    assert "allreduce: corrected, since its runs were predicted 1.10 times as long" in said
+    assert "allreduce: the steps of its runs were predicted 1.10 times too long" in said
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -106,6 +106,6 @@ def test_what_a_calibration_was_made_beside_is_told(tmp_path):
     words = ["--workers", "2", "--bandwidth", "50mbit"]
     said, found = asked(tmp_path, made, *words)
     assert "The machine did other work: 40% of it, while it was calibrated" in said
-    assert "Hardly a step was undisturbed: their jitter is taken to be 0.03" in said
+    assert "Fewer than eight steps were undisturbed: jitter is taken to be 0.03" in said
     assert "ONE MACHINE 100% (other work)" in said and found["map"][0]["others_share"] == 0.4
     assert "other work" not in asked(tmp_path, make(), *words)[0]

@@ -9,7 +9,7 @@ from helpers.own import SKIPS, written
 from hvdtrain.base.world.place import ELASTIC
 
 pytestmark = pytest.mark.timeout(120)
-REFUSED = "backward gave no gradient of last.weight, last.bias: what is trained needs a part in the scores"
+REFUSED = "backward gave no gradient of last.weight, last.bias: every trainable parameter needs a gradient"
 LENGTH = (
     "--steps",
     "10",

@@ -376,7 +376,7 @@ def test_one_process_is_one_machine_beside_a_slow_worker_that_it_does_not_have()
     slow = {"change": {"slow": {"asked": "1:4x", "achieved": {}}}}
     comparison, said = split_and_answered(repeats(ONE, 100), repeats(RING2, 60, OTHER, **slow))
     assert comparison.title == "" and said.word == ONE_PROCESS
-    slower = "one machine has no worker but the first to be slow: --slow one process, 2 cores: none, allreduce ×2: 1:4x"
+    slower = "only worker 0 exists on one machine, so --slow differs: one process, 2 cores: none, allreduce ×2: 1:4x"
     assert slower in said.but
     first = {"change": {"slow": {"asked": "0:4x", "achieved": {}}}}
     assert len(split_into_comparisons([*repeats(ONE, 100), *repeats(RING2, 60, **first)])) == 2

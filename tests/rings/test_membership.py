@@ -101,7 +101,7 @@ def test_a_ring_that_never_starts_though_nobody_is_lost_ends_all_workers(groups)
     memberships = [Membership(*pair) for pair in zip(groups, rings, strict=True)]
     ends = on_each(memberships, Membership.form)
     assert [str(end) for end in ends] == [
-        f"the ring broke {TRIES} times in a step, and nobody is lost: not on {worker}"
+        f"the ring broke {TRIES} times in a step, although no worker was lost: not on {worker}"
         for worker in range(WORKERS)
     ]
     assert all(isinstance(end, Failure) for end in ends)

@@ -20,8 +20,8 @@ MODES = ("--modes", "--mode", "modes")
 TRUST = click.option(
     "--trust-model",
     is_flag=True,
-    help="Import the code that the run folder names for its model and data, or open its URL: it "
-    "may be anybody's, and runs as you.",
+    help="Import the code that the run folder names for its model and data, or open its URL. Only "
+    "for run folders that you trust: the code runs with your rights.",
 )
 
 # The headings of `--help` with their options, most used first. Options that are not listed come
@@ -77,19 +77,21 @@ GROUPS = {
         "step_factor",
         "seed",
     ),
-    "Parameter server": (
+    "Communication": (
         "compression",
-        "staleness",
-        "push_scale",
-        "look_ahead",
-        "shares",
-        "wait_for",
-        "backup",
-        "staleness_lr",
-        "delay_compensation",
         "wire",
         "ring_transport",
         "bucket_mb",
+        "wait_for",
+        "shares",
+    ),
+    "Parameter server": (
+        "staleness",
+        "push_scale",
+        "look_ahead",
+        "backup",
+        "staleness_lr",
+        "delay_compensation",
         "record",
     ),
     "Local steps": ("local_steps", *OF_LOCAL_STEPS),

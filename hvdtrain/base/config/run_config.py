@@ -226,7 +226,7 @@ class RunConfig:
         "softsync",
         "In ps-async and ps-ssp, how a push counts: `softsync`: the mean of N pushes, whichever "
         "workers made them, is one step; `mean`: each push is a step, with 1/N of the learning "
-        "rate; `none`: each push is a step with all of it, as in MXNet. With --local-steps "
+        "rate; `none`: each push is a step with the whole learning rate, as in MXNet. With --local-steps "
         "`softsync` is `mean`.",
         click.Choice(["softsync", "mean", "none"]),
     )
@@ -277,7 +277,7 @@ class RunConfig:
     )
     local_steps: int = option(
         0,
-        "Each worker takes this many steps with a local optimizer between two exchanges. Then it "
+        "Each worker takes this many steps with an inner optimizer between two exchanges. Then it "
         "sends the difference of the weights, Δ, which an outer optimizer takes as a gradient "
         "(local SGD, DiLoCo). --batch-size is the global batch of one step.",
         WordOr("none", 0, click.IntRange(0, 10**6)),
@@ -304,14 +304,14 @@ class RunConfig:
     outer_momentum: float = option(
         -1.0,
         "With --local-steps: the outer momentum β. `auto` is 0 below 4 workers, 0.2 below 8, 0.5 "
-        "below 16, then 0.6. The first step of nesterov is (1 + β)ηΔ: do not compare β at the same "
-        "η.",
+        "below 16, then 0.6. The first step of nesterov is (1 + β)ηΔ: another β needs another η.",
         WordOr("auto", -1.0, click.FloatRange(0, 1, False, True)),
     )
     compression: str = option(
         "none",
-        "How gradients are sent: {compression}. In allreduce none or fp16, in ddp none or "
-        "powersgd. What codecs of fewer than 16 bits leave out of a push is added to the next.",
+        "How gradients are sent: {compression}. allreduce has none and fp16, ddp none and powersgd, "
+        "sharded none, servers all but powersgd. What codecs of fewer than 16 bits leave out of a "
+        "push is added to the next.",
         str,
     )
     wire: str = option(
@@ -329,7 +329,7 @@ class RunConfig:
     )
     bucket_mb: float = option(
         4.0,
-        "MiB of weights in a bucket. A bucket is one message to or from a server; in a ring it is "
+        "MiB (2^20 bytes) of weights in a bucket. A bucket is one message to or from a server; in a ring it is "
         "averaged as one.",
         click.FloatRange(0, 32, True),
     )
@@ -339,8 +339,8 @@ class RunConfig:
     seed: int = option(0, "Decides initial weights and sample order.", click.IntRange(0, 2**32 - 1))
     shuffle_block: int = option(
         0,
-        "How many samples stay near each other in every epoch, so that few row groups are read at a "
-        "time. `hvdtrain data pack` prints the number. `none`: all are shuffled.",
+        "Shuffles in blocks of this many samples, so that few row groups are read at a time. "
+        "`hvdtrain data pack` prints the number. `none`: all samples are shuffled.",
         WordOr("none", 0, click.IntRange(0, 2**31 - 1)),
     )
     repeat: int = option(
@@ -420,12 +420,12 @@ class RunConfig:
     script: str = option(
         "",
         "Your own training script in place of our loop: FILE.py, which calls hvdtrain.init and "
-        "prepare; what follows -- is for the script.",
+        "prepare. Arguments after -- go to the script.",
         WordOr("none", "", click.STRING),
     )
     script_args: str = option(
         "",
-        "What the script finds in sys.argv, as a shell would cut it.",
+        "Arguments of the script, split as by a shell.",
         WordOr("none", "", click.STRING),
     )
 

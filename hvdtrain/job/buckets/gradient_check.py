@@ -55,6 +55,6 @@ class GradientCheck:
         self._came.clear()
         if missing:
             raise Failure(
-                f"backward gave no gradient of {some_of(missing)}: what is trained needs a part in the scores at every "
-                f"step, with --accumulate in its last pass: {WITHOUT_GRADIENT}"
+                f"backward gave no gradient of {some_of(missing)}: every trainable parameter needs a gradient in each "
+                f"step, with --accumulate in the last pass of the step: {WITHOUT_GRADIENT}"
             )

@@ -51,7 +51,7 @@ from hvdtrain.runs.request import check_functions, check_trusted, resumed_option
     "--join",
     is_flag=True,
     help="Be one more worker of the job that runs in --out, or come in place of one that was lost: "
-    "ps-async and ps-ssp with --wire zmq, and rings with --elastic. SIGTERM lets it leave alone.",
+    "ps-async and ps-ssp with --wire zmq, and rings with --elastic. On SIGTERM only this worker leaves.",
 )
 @TRUST
 @SCRIPT_WORDS
@@ -90,7 +90,7 @@ def train(
         if not out or resume or file or given:
             raise UsageError(
                 "--join takes --out, the folder of the job to join, and nothing else: "
-                "its options hold"
+                "the options of the job apply"
             )
         from hvdtrain.job.rank.join import join_run
 

@@ -78,7 +78,7 @@ def join_run(folder: Path, trusts: bool = False) -> None:
     dataset_hash = identity(data)
     if dataset_hash != manifest.dataset_hash:
         raise UsageError(
-            f"{config.dataset} is other data here than in {folder}: "
+            f"the data of {config.dataset} differs from the data of {folder}: "
             f"{dataset_hash}, not {manifest.dataset_hash}"
         )
     torch.set_num_threads(threads)

@@ -68,7 +68,9 @@ class Membership:
         self._failures = self._failures + 1 if members == former else 0
         if self._failures > TRIES:
             where = self._problem or "elsewhere"
-            raise Failure(f"the ring broke {TRIES} times in a step, and nobody is lost: {where}")
+            raise Failure(
+                f"the ring broke {TRIES} times in a step, although no worker was lost: {where}"
+            )
         self._change_members(members)
         if not self._all_say(self._start(offers)):
             return False

@@ -47,7 +47,7 @@ def check_lone_samples(
     working = working_batch(config, worker_counts, samples)
     remedy = f"take --batch-size {working}" if working else "take fewer workers, or more samples"
     raise UsageError(
-        f"--batch-size {config.batch_size} leaves a worker one sample alone ({which} a batch of "
+        f"--batch-size {config.batch_size} gives a worker a batch of one sample ({which} a batch of "
         f"{batch} for {parts}), on which {config.model} cannot be trained ({reason}): {remedy}"
     )
 

@@ -39,14 +39,14 @@ def explain(
 
     Everything comes from the recorded steps in the run folder. A straggler is slow for a fifth of
     the run or more: even its quicker steps take 1.5 times as long as the others' or longer, and the
-    others wait for it (or would, if they were in step) three times as long as for any other worker,
-    and for a tenth of its steps. What a run without the straggler would have done is limited by the
-    hosts' cores in ps-async and ps-ssp. In other modes it is too much where a straggler that sleeps
-    leaves the others cores that they share. The file of --json has an object, or a list for several
-    runs: `straggler` (a rank, or null), `waited_s` by rank (null where workers are not in step and
-    none is a straggler); `absent_s`: when a rank that was lost or left was away; `left_out`: those of
-    these ranks that took too few steps to explain; `parts` of a step in seconds; and `what_if`:
-    samples/s of all workers.
+    others wait for it three times as long as for any other worker, and for a tenth of its steps. (In
+    asynchronous modes nobody waits: then it counts how long the others would wait in lockstep.)
+    What a run without the straggler would have done is limited by the hosts' cores in ps-async and
+    ps-ssp. In other modes the estimate is too high if the workers share cores. The file of --json
+    has an object, or a list for several runs: `straggler` (a rank, or null), `waited_s` by rank
+    (null where workers are not in step and none is a straggler); `absent_s`: when a rank that was
+    lost or left was away; `left_out`: lost ranks with too few steps to explain; `parts` of a step
+    in seconds; and `what_if`: samples/s of all workers.
 
     If a run has fewer than 45 steps, it says how long they took, with an interval, and the command
     that trains for longer.

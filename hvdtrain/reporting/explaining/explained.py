@@ -155,7 +155,7 @@ class Explained:
             )
         elif len(self.timeline.ranks) > 1:
             yield (
-                                                "No slow worker was found: nobody's steps took 1.5 times as long as the others' "
+                "No slow worker was found: nobody's steps took 1.5 times as long as the others' "
                 "for a fifth of the run, while the others waited."
             )
 

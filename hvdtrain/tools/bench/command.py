@@ -141,7 +141,7 @@ class Series:
     type=click.Choice(MODES),
     default="ps-async",
     show_default=True,
-    help="When hvdtrain's servers apply a push.",
+    help="Parameter-server mode that is timed.",
 )
 @click.option(
     "--bucket-mb",
@@ -184,13 +184,13 @@ def bench(
     hvdtrain bench --op allreduce,pushpull --bytes 1M,64M -H node1:2,node2:2
 
     An all-reduce averages a float32 vector over the workers. In a push and pull each worker sends
-    the vector to the servers, which update their weights with plain SGD and send them back. A push
-    is the same, many times in a row, to time a single message. In each repeat all backends take
-    turns, another one first each time: one run to warm up and one that is timed, while the other
-    backends' processes are stopped, and keep their memory. The table has the median, the range, and
-    GB/s: all workers' bytes over median seconds, where a push and pull counts the vector once
-    though it moves both ways; and the processor time for each push and the peak memory of all
-    servers together.
+    the vector to the servers, which update their weights with plain SGD and send them back. `push`
+    repeats a push and pull 200 times, and reports the time of one: use it with small sizes. In each
+    repeat all backends take turns, another one first each time: one run to warm up and one that is
+    timed, while the other backends' processes are stopped, and keep their memory. The table has the
+    median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull
+    counts the vector once though it moves both ways; and the processor time for each push and the
+    peak memory of all servers together.
     """
     carried = {op: [backend for backend in BACKENDS[op] if backend in backends] for op in ops}
     if not any(carried.values()):

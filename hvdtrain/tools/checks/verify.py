@@ -103,8 +103,7 @@ BUCKET_MB = 1 / 8
     default=CHECKED.model,
     show_default=True,
     help="Another model, as train takes it: without batch norm and dropout, which differ between "
-    "workers by nature. Where it has ReLU or maxima, rounding alone may lead further than what is "
-    "allowed.",
+    "workers by nature. With ReLU or max pooling, rounding alone may exceed the tolerance.",
 )
 @click.option(
     "--dataset", default=CHECKED.dataset, show_default=True, help="Other data, as train takes it."
@@ -113,7 +112,7 @@ BUCKET_MB = 1 / 8
     "--script",
     metavar="FILE.py",
     default="",
-    help="Your own training script in place of a model and data; what follows -- is for it. Its "
+    help="Your own training script in place of a model and data; arguments after -- go to it. Its "
     "batches have to be the same whatever the number of workers, as those of job.sampler are.",
 )
 @host_options
@@ -145,7 +144,7 @@ def verify(
 
     Trains a small VGG, or your model, for a few steps as one process on the global batch, and in
     each mode on each number of workers, with momentum and with Adam, and compares the final weights
-    and the samples seen. The distance is a fraction of the way that training moves the weights. The
+    and the samples seen. A difference is given relative to how far training moved the weights. The
     VGG has ELU and average pooling in place of ReLU and max pooling: the gradients of these jump,
     and rounding differs between processors. Some batches cannot be cut evenly. There are two
     servers with many buckets. ps-ssp is checked without staleness. Exit code 1 if anything differs

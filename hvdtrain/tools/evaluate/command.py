@@ -85,10 +85,10 @@ def evaluate(
     hvdtrain evaluate runs/single --dataset FOLDER --out results
     hvdtrain evaluate runs/single --dataset hf://datasets/NAME --label fine_label
 
-    The classes are those of the run, so that the data of training may be gone. The model is the
+    The classes are those of the run: the training data is not needed. The model is the
     final one, or with --save best the best one; of a run that has not finished,
-    the model of the last snapshot. A GPU computes where the host has one, unless the run was told
-    to use the CPU. An image counts for top-5 accuracy if its true class is among the five that the
+    the model of the last snapshot. A GPU is used if there is one, unless the run was told to use
+    the CPU. An image counts for top-5 accuracy if its true class is among the five that the
     model finds likeliest. The folder then has confusion.csv (a row for each true class, a column
     for each predicted class), mistakes.csv (the most confident first) and evaluation.json (the
     figures; `weights` is the file that was tested, `same_data` tells by the dataset_hash whether
