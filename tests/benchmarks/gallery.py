@@ -157,7 +157,11 @@ def predicted_cell(place: dict[str, Any]) -> Cell:
 
 
 def in_words(middle: float, low: float, high: float) -> str:
-    return f"{middle:,.3g} ({low:,.3g} to {high:,.3g})"
+    return f"{rate_in_words(middle)} ({rate_in_words(low)} to {rate_in_words(high)})"
+
+
+def rate_in_words(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
 
 
 def cells(name: str, batch: int, out: Path) -> dict[tuple[int, str], Cell]:
@@ -176,8 +180,8 @@ def cells(name: str, batch: int, out: Path) -> dict[tuple[int, str], Cell]:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    lines = [f"| {' | '.join(line)} |" for line in (headings, *rows)]
+    return [lines[0], f"|{'---|' * len(headings)}", *lines[1:]]
 
 
 def page(names: Sequence[str], out: Path) -> str:
@@ -228,16 +232,24 @@ INTRODUCTION = """\
 Ring, servers or one machine? Here are answers for ten models, two batches, 2 to 16 hosts and three networks, each from
 the commands below. `tests/benchmarks/gallery.py` makes this page. It was made on {date}, on two cores of an AMD EPYC.
 
-Each host has one core. With faster hosts, messages take a larger part of a step. So where a host computes eight times
-as fast, look at the batch of 8 instead of 64. A batch is the batch of a worker, and each host has one worker. The
-images are `digits`, and messages are not compressed.
+Each host has one core and one worker, and the batch is the batch of a worker. With faster hosts, messages take a larger
+part of a step. So if your hosts compute eight times as fast, look at the batch of 8 instead of 64. The images are
+`digits`. Predictions also try gradients in fp16; measurements send float32.
 
 | in a cell | meaning |
 |---|---|
 | **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer |
 | RING 97% | predicted by `plan predict`: the ring is the fastest with a probability of 97 % |
-| RING?, ? | predicted, without a probability: see [the map](README.md#the-map). `?` is open |
+| RING?, ? | predicted, without a probability, because no measurement has ever confirmed such a prediction: see [the map](README.md#the-map). `?`: no side is likely enough |
 | ONE | one machine, with the same global batch |
+
+What it shows:
+
+- With a batch of 8 and slow links, use one machine: the hosts would mostly wait for messages.
+- With a batch of 64 and little weight (`cnn`, `resnet20`, `transformer`), or with 1 Gbit/s, several hosts are faster. Ring
+  and servers are then close to each other, and often neither is sure to be ahead.
+- At 100 Mbit/s and a batch of 64, `vgg11` to `vgg19` on two hosts are SERVERS: the worker beside the server goes on alone
+  in `ps-async`, and so does a little more than one machine.
 """
 DETAILS = """\
 ## Samples/s and commands
