@@ -240,16 +240,9 @@ part of a step. So if your hosts compute eight times as fast, look at the batch 
 |---|---|
 | **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer |
 | RING 97% | predicted by `plan predict`: the ring is the fastest with a probability of 97 % |
-| RING?, ? | predicted, without a probability, because no measurement has ever confirmed such a prediction: see [the map](README.md#the-map). `?`: no side is likely enough |
+| RING? | predicted, without a probability: no measurement has ever [confirmed](README.md#the-map) such a prediction |
+| ? | the same, and no side is likely enough |
 | ONE | one machine, with the same global batch |
-
-What it shows:
-
-- With a batch of 8 and slow links, use one machine: the hosts would mostly wait for messages.
-- With a batch of 64 and little weight (`cnn`, `resnet20`, `transformer`), or with 1 Gbit/s, several hosts are faster. Ring
-  and servers are then close to each other, and often neither is sure to be ahead.
-- At 100 Mbit/s and a batch of 64, `vgg11` to `vgg19` on two hosts are SERVERS: the worker beside the server goes on alone
-  in `ps-async`, and so does a little more than one machine.
 """
 DETAILS = """\
 ## Samples/s and commands
