@@ -1,10 +1,9 @@
-"""All that is to be known of a GPU, on a machine without a network, in ten minutes and with nobody
-there.
+"""Measures everything on a machine with a GPU and without a network, in ten minutes, unattended.
 
     python3 tests/benchmarks/gpu_day.py --wheels wheels --out results
     python3 tests/benchmarks/gpu_day.py --wheels wheels --out results --rehearse
 
-The second one rehearses it on processors, with tiny models.
+The second command rehearses it on processors, with tiny models.
 
 The machine has Python 3.12 with pip, PyTorch 2.11 or later with torchvision, nvcc of its CUDA, a
 C++ compiler and make. It has those libraries of pyproject.toml that are where people train: click,
@@ -80,12 +79,16 @@ TINY = [
 
 @dataclass(frozen=True)
 class Step:
-    """
+    """A part of the day.
+
     Attributes:
-        program: after the environment's Python.
-        limit_s: seconds, of this step.
-        needs_build: Horovod has to be there.
-        waits_for_build: its figures are of the processors too, which a compiler would take.
+        name: a short name, for --only.
+        title: what the step shows.
+        program: the words after the environment's Python.
+        limit_s: the seconds after which the step is ended.
+        needs_build: whether Horovod has to be there.
+        waits_for_build: whether the step begins after the build, because the build would take
+            processors that its figures depend on.
         codes: exit codes of a step that has done its work.
     """
 
@@ -99,7 +102,12 @@ class Step:
 
 
 def steps(rehearse: bool, out: Path) -> list[Step]:
-    """In the order of their worth."""
+    """Returns the steps in the order of their worth.
+
+    Args:
+        rehearse: they run on processors, with tiny models.
+        out: the folder of the comparison.
+    """
 
     def gpu(what: str, *more: str) -> list[str]:
         return [str(HERE / "gpu.py"), what, "--json", *(TINY if rehearse else more)]
@@ -169,8 +177,10 @@ class Results:
     """What came of each step, on disk as soon as it is known."""
 
     def __init__(self, out: Path, machine: Mapping[str, str]) -> None:
-        self.out, self.began = out, time.monotonic()
-        self.machine, self.rows = machine, list[dict[str, Any]]()
+        self.out = out
+        self.began = time.monotonic()
+        self.machine = machine
+        self.rows: list[dict[str, Any]] = []
         self.lock = threading.Lock()  # Horovod is built by a thread
         self.under_way: set[subprocess.Popen[str]] = set()
 
@@ -197,8 +207,8 @@ class Results:
             (self.out / "results.md").write_text(self.markdown())
 
     def markdown(self) -> str:
-        """What the machine is, a table of the steps, one of all figures, and what steps said that
-        have none.
+        """Returns a page: the machine, a table of the steps, a table of all figures, and what steps
+        without figures said.
         """
         lines = [
             "# A GPU's day",
@@ -235,10 +245,18 @@ def run(
     variables: Mapping[str, str],
     codes: Sequence[int] = (0,),
 ) -> None:
-    """Run a program for so long at most; write down what it says, when, and how it ended: well with
-    one of `codes`.
+    """Runs a program, and writes down what it says, when, and how it ended.
+
+    Args:
+        row: gets the figures, the last lines and the end.
+        program: the words of the command line.
+        limit_s: the program is ended after so many seconds.
+        log: gets all lines.
+        variables: the environment.
+        codes: exit codes of a program that has done its work.
     """
-    began, is_over = time.monotonic(), threading.Event()
+    began = time.monotonic()
+    is_over = threading.Event()
     process = subprocess.Popen(
         list(map(str, program)),
         stdout=subprocess.PIPE,
@@ -274,7 +292,7 @@ def run(
 
 
 def end(process: subprocess.Popen[str], is_over: threading.Event) -> None:
-    """End a process and those that it has started."""
+    """Ends a process and the processes that it has started."""
     is_over.set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
@@ -294,15 +312,14 @@ class Environment:
     def __init__(
         self, args: argparse.Namespace, work: Path, facts: Mapping[str, str], results: Results
     ) -> None:
-        self.folder, self.work, self.wheels, self.facts, self.results = (
-            work / "env",
-            work,
-            args.wheels,
-            facts,
-            results,
-        )
+        self.folder = work / "env"
+        self.work = work
+        self.wheels = args.wheels
+        self.facts = facts
+        self.results = results
         self.build_limit_s = args.build_limit * (SLOWER if args.rehearse else 1)
-        self.python, self.log = self.folder / "bin" / "python", args.out / "build.log"
+        self.python = self.folder / "bin" / "python"
+        self.log = args.out / "build.log"
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
         self.variables = os.environ | {
             "PATH": path,
@@ -311,7 +328,7 @@ class Environment:
         }
 
     def make(self) -> None:
-        """Make it, with hvdtrain and what was brought along."""
+        """Makes the environment, with hvdtrain and what was brought along."""
         row = self.results.add("environment", "PyTorch of this machine, and what was brought along")
         venv.create(self.folder, with_pip=False, symlinks=True)
         [packages] = self.folder.glob("lib/python*/site-packages")
@@ -340,7 +357,7 @@ class Environment:
         return any(self.folder.glob("lib/python*/site-packages/horovod"))
 
     def build_horovod(self) -> None:
-        """Build Horovod and install it: with NCCL if that can be, else without."""
+        """Builds Horovod and installs it: with NCCL if that is possible, else without."""
         row = self.results.add("build", "Horovod against this PyTorch")
         archives = list(self.wheels.glob("horovod-*.tar.gz"))
         if not archives:
@@ -373,10 +390,12 @@ class Environment:
                 return
 
     def for_nccl(self, row: dict[str, Any]) -> dict[str, str]:
-        """What Horovod's build is told to have NCCL; nothing, and why in its row, where something
-        for it is missing.
+        """Returns the variables with which Horovod is built with NCCL.
+
+        Where something for NCCL is missing, there are none, and the row says what is missing.
         """
-        cuda, of_wheels = self.facts["cuda"] or "", Path(self.facts["folder"]).parent / "nvidia"
+        cuda = self.facts["cuda"] or ""
+        of_wheels = Path(self.facts["folder"]).parent / "nvidia"
         nvcc = shutil.which("nvcc")
         homes = [
             of_wheels / f"cu{cuda.split('.')[0]}",
@@ -407,11 +426,9 @@ class Environment:
             "HOROVOD_CUDA_HOME": str(toolkits[0]),
             "HOROVOD_BUILD_CUDA_CC_LIST": self.facts["capability"] or "90",
         }
-        return (
-            found
-            if headers[0] == of_wheels / "nccl"
-            else found | {"HOROVOD_NCCL_HOME": str(headers[0])}
-        )
+        if headers[0] != of_wheels / "nccl":
+            found["HOROVOD_NCCL_HOME"] = str(headers[0])
+        return found
 
     def pip(
         self,
@@ -421,15 +438,17 @@ class Environment:
         *words: object,
         more: Mapping[str, str] = {},
     ) -> None:
-        """Run pip on what is here alone."""
+        """Runs pip, which uses only what is on this machine."""
         alone = ["--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
         program = [sys.executable, "-m", "pip", "--python", self.python, what, *alone, *words]
         run(row, program, limit_s, self.log, self.results, self.variables | more)
 
 
 def describe() -> tuple[dict[str, str], dict[str, str]]:
-    """The machine, for people, and what PyTorch says of itself. SystemExit where there is no
-    PyTorch.
+    """Returns what the machine is, for people, and what PyTorch says of itself.
+
+    Raises:
+        SystemExit: there is no PyTorch that loads.
     """
     asked = subprocess.run([sys.executable, "-c", FACTS], capture_output=True, text=True)
     if asked.returncode:
@@ -437,16 +456,12 @@ def describe() -> tuple[dict[str, str], dict[str, str]]:
             f"{sys.executable} has no PyTorch that loads: {asked.stderr.strip().splitlines()[-1]}"
         )
     facts = json.loads(asked.stdout)
-    query, gpu = (
-        ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
-        "",
-    )
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    gpu = ""
     if shutil.which(query[0]):
         gpu = subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    cores, memory = (
-        len(os.sched_getaffinity(0)),
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    )
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     told = {
         "GPU": gpu or "none",
         "processor": f"{platform.machine()}, {cores} cores, {memory / 2**30:.0f} GiB",
@@ -521,7 +536,8 @@ def day(args: argparse.Namespace, work: Path, facts: Mapping[str, str], results:
             continue
         if step.waits_for_build and build.is_alive():
             build.join(max(0.0, args.limit - results.seconds()))
-        row, left_s = results.add(step.name, step.title), args.limit - results.seconds()
+        row = results.add(step.name, step.title)
+        left_s = args.limit - results.seconds()
         if left_s < 1:
             row["end"] = "no time was left"
         elif step.needs_build and not environment.has_horovod:
