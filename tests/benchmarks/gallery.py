@@ -91,6 +91,8 @@ def predict_words(calibration: str, batch: int) -> list[str]:
 def compare_words(name: str, batch: int) -> list[str]:
     hosts = f"{PREFIX}1:1,{PREFIX}2:1"
     words = ["compare", "-H", hosts, *MODELS[name].words, "--batch-size", str(2 * batch)]
+    # Without these the search would try more settings, which takes some minutes longer.
+    words += ["--wire", "zmq", "--ring-transport", "gloo", "--wait-for", "step", "--bucket-mb", "4"]
     return [*words, "--modes", MODES, "--trainings", "0", "--repeats", "5"]
 
 
