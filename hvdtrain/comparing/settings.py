@@ -16,6 +16,7 @@ from hvdtrain.base.config.option_types import EQUAL
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.grid import SCALING, Axes, Planned
+from hvdtrain.launch.forking import may_have_gpus
 from hvdtrain.launch.hosts import Host
 from hvdtrain.runs.read import grouped
 
@@ -183,7 +184,7 @@ def with_fewer_threads(contenders: Sequence[Planned], given: Collection[str] = (
     extras = []
     for run in contenders:
         threads = run.config.threads
-        if not run.is_one_process or run.config.device == "cuda":
+        if not run.is_one_process or _computes_on_gpu(run.config):
             continue
         for _ in range(most - 1):
             threads //= 2
@@ -191,6 +192,11 @@ def with_fewer_threads(contenders: Sequence[Planned], given: Collection[str] = (
             if threads and _what_it_does(extra) not in taken:
                 extras.append(dataclasses.replace(extra, is_extra=True))
     return extras
+
+
+def _computes_on_gpu(config: RunConfig) -> bool:
+    """Returns whether one process on this machine would use a GPU."""
+    return config.device == "cuda" or (config.device == "auto" and may_have_gpus())
 
 
 def _others(requested: Sequence[Planned], wide: Sequence[Planned]) -> list[Planned]:

@@ -212,18 +212,25 @@ class Clock:
             self._computed_cpu_s += max(0.0, cpu_s - self._cpu_at_mark)
         self._cpu_at_mark = cpu_s
 
+    def wait(self) -> None:
+        """Blocks until the device has reached the last mark."""
+        self.watch.wait_for(self.marks[-1][1])
+
     def lap(
         self, waits: Sequence[Stretch] = (), updates: Sequence[Stretch] = ()
     ) -> dict[str, float]:
-        """Ends the lap at the last mark and returns the seconds of each part.
+        """Ends the lap at the last mark, which the device has reached (see wait).
 
         Args:
             waits: when this worker waited for weights, within whichever part.
             updates: when its optimizer was at work in another thread, or within `comm`; no two of
                 them overlap.
+
+        Returns:
+            The seconds of each part.
         """
+        self.wait()
         last = self.marks[-1][1]
-        self.watch.wait_for(last)
         now = time.perf_counter()
 
         def clock_time(moment: Any) -> float:

@@ -327,11 +327,19 @@ def restore_state(
     state = {name: values for name, values in state.items() if "." not in name}
     check_vectors(state, total)
     start = 0
+    counts_on_device = {
+        id(p)
+        for group in optimizer.param_groups
+        if group.get("fused") or group.get("capturable")
+        for p in group["params"]
+    }
     for p in parameters:
         own = {}
         for name, values in state.items():
             if name == COUNT:
-                own[name] = values[0].to(p.device, copy=True)
+                # Other kernels read the count on the processor, and would wait for a GPU.
+                device = p.device if id(p) in counts_on_device else torch.device("cpu")
+                own[name] = values[0].to(device, copy=True)
                 continue
             own_values = values[start : start + p.numel()].view(p.shape)
             # Fused kernels need the parameter's memory layout.

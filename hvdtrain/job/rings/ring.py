@@ -395,17 +395,17 @@ class Ring(BucketCarrier):
         self.job = replace(self.job, config=config)
 
     def share_weights(self, model: nn.Module) -> None:
-        # Horovod knows no bool: its bytes, in the same memory.
-        state = {
-            name: t.view(torch.uint8) if t.dtype == torch.bool else t
-            for name, t in model.state_dict().items()
-        }
-        if not self.staged:
-            hvd.broadcast_parameters(state, root_rank=0)
-            return
-        shared = {name: tensor.cpu() for name, tensor in state.items()}
+        state = model.state_dict()
+        shared = {}
+        for name, tensor in state.items():
+            on_device = tensor.cpu() if self.staged else tensor
+            # Horovod takes no other memory format, such as channels_last, and no bool.
+            values = on_device.contiguous()
+            shared[name] = values.view(torch.uint8) if values.dtype == torch.bool else values
         hvd.broadcast_parameters(shared, root_rank=0)
-        model.load_state_dict(shared)
+        for name, tensor in state.items():
+            if shared[name].data_ptr() != tensor.data_ptr():
+                tensor.copy_(shared[name])
 
     def restore(
         self, step: int, state: Mapping[str, torch.Tensor], own: OwnState = NO_STATE

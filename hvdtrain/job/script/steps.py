@@ -159,6 +159,7 @@ class Steps:
             self._end_round()
 
     def _record(self) -> None:
+        self.clock.wait()  # a GPU's updates are known when they have ended
         updates = self.sync.updates()
         seconds = self.clock.lap(self.sync.waits, updates)
         row = {

@@ -133,6 +133,7 @@ class Stepper:
         if sync.ended_round:
             average_buffers(self.model, sync)
             clock.mark("comm")
+        clock.wait()  # a GPU's updates are known when they have ended
         updates = sync.updates()
         seconds = move(clock.lap(sync.waits, updates), "data", "lease", lease_s)
         row = {
