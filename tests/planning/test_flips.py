@@ -200,7 +200,7 @@ def test_runs_that_the_model_misses_leave_less_sure_and_are_told(little, tmp_pat
             "RING",
         )
         assert found["says"].startswith("on 2 machines at 1 Gbit/s: perhaps ")
-        told = r"without a probability, because the model takes .* to be ([\d.]+) times as (long|short) as they are$"
+        told = r"without a probability, because the model takes .* to be ([\d.]+) times (longer|shorter) than they are$"
         [(factor, direction)] = re.findall(told, found["says"])
         missed[direction] = float(factor)
         assert (
@@ -208,7 +208,7 @@ def test_runs_that_the_model_misses_leave_less_sure_and_are_told(little, tmp_pat
             and found["map"] == []
             and not set(CHANCES) & found["here"].keys()
         )
-    assert missed["long"] > 3 and 1.3 <= missed["short"] < 2
+    assert missed["longer"] > 3 and 1.3 <= missed["shorter"] < 2
 
 
 def test_runs_that_share_the_cores_of_one_host_lead_to_a_probability(little, tmp_path):
