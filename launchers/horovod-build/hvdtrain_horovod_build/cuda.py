@@ -29,6 +29,9 @@ def configure() -> list[str]:
     os.environ["PATH"] = (
         f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"  # whose nvcc Horovod asks
     )
+    # nvcc of CUDA 13.0 looks for its libraries in lib64, which its wheels do not have.
+    libraries = [str(home / "lib"), os.environ.get("LIBRARY_PATH", "")]
+    os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
     definitions = [
         f"-DCUDAToolkit_ROOT={home}",
         "-DCMAKE_CUDA_ARCHITECTURES=OFF",
