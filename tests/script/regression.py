@@ -22,18 +22,24 @@ parser.add_argument("--clip-own", action="store_true", help="at more than any gr
 parser.add_argument("--amid", action="store_true", help="refresh between backward and step")
 parser.add_argument("--unused", action="store_true", help="a parameter without a gradient")
 parser.add_argument("--report", action="store_true", help="the loss, after each epoch")
+parser.add_argument("--channels-last", action="store_true", help="a convolution in that format")
 args = parser.parse_args()
 
 BATCH = 24
 job = hv.init() if args.counted else hv.init(batch_size=BATCH)
 torch.manual_seed(3 + job.rank)  # prepare gives all workers the first one's weights
 width = 9 if args.fault == "parameters" and job.rank else 8
-body = nn.Sequential(nn.Linear(4, width), nn.Tanh())
+first = nn.Linear(4, width)
+if args.channels_last:
+    first = nn.Conv2d(2, width, (2, 1)).to(memory_format=torch.channels_last)
+body = nn.Sequential(first, nn.Tanh(), nn.Flatten())
 body.register_buffer("seen", torch.tensor([float(job.rank)]))
 head = nn.Linear(width, 2)
 torch.manual_seed(5)
 inputs = torch.randn(96, 4)
 targets = inputs[:, :2] * inputs[:, 2:]
+if args.channels_last:
+    inputs = inputs.view(96, 2, 2, 1)
 groups = [
     {"params": [head.weight, body[0].weight], "weight_decay": 0.1},
     {"params": [head.bias, body[0].bias], "weight_decay": 0.0, "lr": 0.05},
@@ -46,8 +52,9 @@ if args.unused:
     groups[1]["params"].append(body.extra)
 if args.fault == "order" and job.rank:
     groups.reverse()
-if args.optimizer == "sgd":
-    optimizer = torch.optim.SGD(groups, lr=0.02, momentum=0.9, nesterov=True)
+if args.optimizer in ("sgd", "fused"):
+    is_fused = args.optimizer == "fused"
+    optimizer = torch.optim.SGD(groups, lr=0.02, momentum=0.9, nesterov=True, fused=is_fused)
 elif args.optimizer == "lbfgs":
     optimizer = torch.optim.LBFGS(head.parameters())
 else:

@@ -46,6 +46,7 @@ def alone(tmp_path_factory):
         ("allreduce", ()),
         ("allreduce", ("--amid",)),
         ("allreduce", ("--synchronize", "--loose")),
+        ("allreduce", ("--channels-last", "--optimizer", "fused")),
         ("ddp", ("--one-model",)),
         ("sharded", ("--synchronize",)),
         ("ps-sync", ("--unused", "--clip-own")),

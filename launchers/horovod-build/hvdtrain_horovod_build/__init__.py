@@ -43,11 +43,11 @@ PATCHES = {  # in horovod/runner/mpi_run.py
 
 
 def main() -> None:
-    """Become PyPI's cmake, with the extra definitions where a tree is being configured."""
+    """Becomes PyPI's cmake, with the extra definitions where a tree is being configured."""
     args = sys.argv[1:]
-    if args and not args[0].startswith(
-        "-"
-    ):  # `cmake SOURCE ...` configures; `cmake --build` does not
+    home = cuda.toolkit() if os.environ.get("HOROVOD_GPU_OPERATIONS") else None
+    is_configuring = args and not args[0].startswith("-")  # `cmake --build` is not
+    if is_configuring:
         check_tools()
         mend_horovodrun(args)
         args[0] = str(losses.mended_source(Path(args[0]), Path.cwd() / "mended"))
@@ -57,9 +57,7 @@ def main() -> None:
             sys.exit(
                 "set HOROVOD_GPU_OPERATIONS=NCCL: the other HOROVOD_GPU_ variables are not enough here"
             )
-        args += CONFIGURE + (
-            cuda.configure() if os.environ.get("HOROVOD_GPU_OPERATIONS") else NO_CUDA
-        )
+        args += CONFIGURE + (cuda.configure(home) if home else NO_CUDA)
     from cmake import CMAKE_BIN_DIR
 
     cmake = os.path.join(CMAKE_BIN_DIR, "cmake")

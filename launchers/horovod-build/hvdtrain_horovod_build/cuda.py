@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 
-def configure() -> list[str]:
-    """Definitions for a build with NCCL; sets the environment of cmake, and of the nvcc that it calls.
+def toolkit() -> Path:
+    """Returns the folder of CUDA's toolkit, and shows its libraries to the linkers that cmake starts.
 
-    The user's choice comes first: HOROVOD_CUDA_HOME names a toolkit, HOROVOD_NCCL_HOME a NCCL, and
-    HOROVOD_BUILD_CUDA_CC_LIST ("90,100") the architectures, which are otherwise all that nvcc knows.
+    The user's choice comes first: HOROVOD_CUDA_HOME names a toolkit.
     """
     import torch
 
@@ -21,17 +20,31 @@ def configure() -> list[str]:
         sys.exit(
             f"torch {torch.__version__} is built without CUDA, so Horovod beside it cannot have NCCL"
         )
-    wheels = Path(torch.__file__).parent.parent / "nvidia"
     major = torch.version.cuda.split(".")[0]
+    wheels = Path(torch.__file__).parent.parent / "nvidia"
     home = Path(os.environ.setdefault("HOROVOD_CUDA_HOME", str(wheels / f"cu{major}")))
     if not (home / "bin" / "nvcc").exists():
         sys.exit(f"{home / 'bin'} has no nvcc: let HOROVOD_CUDA_HOME name a CUDA {major} toolkit")
-    os.environ["PATH"] = (
-        f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"  # whose nvcc Horovod asks
-    )
     # nvcc of CUDA 13.0 looks for its libraries in lib64, which its wheels do not have.
     libraries = [str(home / "lib"), os.environ.get("LIBRARY_PATH", "")]
     os.environ["LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
+    return home
+
+
+def configure(home: Path) -> list[str]:
+    """Returns definitions for a build with NCCL; sets the environment of cmake, and of the nvcc that it calls.
+
+    The user's choice comes first: HOROVOD_NCCL_HOME names a NCCL, and HOROVOD_BUILD_CUDA_CC_LIST
+    ("90,100") the architectures, which are otherwise all that nvcc knows.
+
+    Args:
+        home: of the toolkit.
+    """
+    import torch
+
+    os.environ["PATH"] = (
+        f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"  # whose nvcc Horovod asks
+    )
     definitions = [
         f"-DCUDAToolkit_ROOT={home}",
         "-DCMAKE_CUDA_ARCHITECTURES=OFF",
@@ -40,7 +53,7 @@ def configure() -> list[str]:
         f"-DCUDA_CUDART={library}" for library in home.glob("lib/libcudart.so.*")
     ]  # no libcudart.so in it
     if "HOROVOD_NCCL_HOME" not in os.environ:
-        nccl = wheels / "nccl"
+        nccl = Path(torch.__file__).parent.parent / "nvidia" / "nccl"
         definitions += [
             f"-DNCCL_INCLUDE_DIR={nccl / 'include'}",
             f"-DNCCL_LIBRARY={nccl / 'lib' / 'libnccl.so.2'}",
