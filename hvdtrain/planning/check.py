@@ -123,6 +123,7 @@ def job_of_run(
         compression=manifest.compression or "none",
         placement="shared" if servers_are_beside or is_local else "dedicated",
         workers_per_host=manifest.workers if is_local else max([1, *workers_by_host]),
+        ranks_by_host=_ranks_by_host(run),
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound,
         slow=slow,
         softsync=manifest.push_scale == "softsync",
@@ -134,6 +135,17 @@ def job_of_run(
         round_steps=0 if in_lockstep else until_evaluated or 0,
     )
     return calibration.with_batch(batch), job
+
+
+def _ranks_by_host(run: Run) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks on each host of a run with servers; empty if the run does not say it of all."""
+    kind = run.kind
+    if not kind.servers:
+        return ()
+    ranks_by_host = tuple(tuple(host.ranks) for host in run.manifest.hosts.values() if host.ranks)
+    ranks = sorted(itertools.chain(*ranks_by_host))
+    is_whole = ranks == list(range(kind.workers + kind.servers))
+    return ranks_by_host if is_whole else ()
 
 
 def check_model(calibration: Calibration, run: Run) -> None:

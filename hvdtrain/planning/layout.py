@@ -5,9 +5,11 @@ into.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
+from hvdtrain.launch.hosts import Host, allocate, hosts_of_ranks
 from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 
 # The messages of a group are taken to interleave, which is an approximation, as for groups of
@@ -91,17 +93,36 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
 def _hosts(scenario: Scenario) -> list[tuple[int, tuple[tuple[float, int], ...]]]:
     """Returns (servers, workers as HostGroup has them) of each host."""
     factors = scenario.factors
-    workers_by_host = []
-    for first in range(0, scenario.workers, scenario.workers_per_host):
-        on_host = factors[first : first + scenario.workers_per_host]
-        workers_by_host.append(tuple(sorted(Counter(on_host).items())))
-    if scenario.placement == "dedicated":
-        servers_alone: list[tuple[int, tuple[tuple[float, int], ...]]] = [(1, ())]
-        return servers_alone * scenario.servers + [(0, workers) for workers in workers_by_host]
-    return [
-        (len(range(number, scenario.servers, len(workers_by_host))), workers)
-        for number, workers in enumerate(workers_by_host)
-    ]
+    servers = scenario.servers
+    ranks_by_host = scenario.ranks_by_host or launched_ranks(
+        scenario.workers, servers, scenario.workers_per_host, scenario.placement
+    )
+    hosts = []
+    for ranks in ranks_by_host:
+        workers = Counter(factors[rank - servers] for rank in ranks if rank >= servers)
+        number_of_servers = sum(rank < servers for rank in ranks)
+        hosts.append((number_of_servers, tuple(sorted(workers.items()))))
+    return hosts
+
+
+@cache
+def launched_ranks(
+    workers: int, servers: int, workers_per_host: int, placement: str
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks on each host as `hvdtrain launch` places a job with servers.
+
+    Each host of workers is given as many slots as it has workers. Hosts of servers come first.
+    """
+    hosts = []
+    if placement == "dedicated":
+        hosts += [Host(f"server{number}", 1) for number in range(servers)]
+    for number in range(-(-workers // workers_per_host)):
+        hosts.append(Host(f"worker{number}", workers_per_host))
+    ranks_by_host: dict[str, list[int]] = {}
+    names = hosts_of_ranks(allocate(hosts, workers, servers), servers)
+    for rank, name in enumerate(names):
+        ranks_by_host.setdefault(name, []).append(rank)
+    return tuple(map(tuple, ranks_by_host.values()))
 
 
 def local_part(scenario: Scenario) -> float:

@@ -490,6 +490,20 @@ def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
     )
 
 
+def test_a_run_is_simulated_with_its_servers_where_they_were(tmp_path):
+    """Rank 0 is the server, and rank 2 the slow worker. Hosts that do not have all ranks say nothing."""
+    jobs = []
+    for number, ranks in enumerate([([0, 1], [2]), ([1], [0, 2]), ([0, 1], [7])]):
+        hosts = {f"host{host}": {"ranks": on_host} for host, on_host in enumerate(ranks)}
+        change = {"hosts": hosts, "slow": {"asked": "1:3x", "achieved": {}}}
+        folder = report_runs.write(tmp_path / str(number), "ps-async", 2, 1, change=change)
+        _, job = check.job_of_run(make(model={}), load_run(folder), 0.1)
+        jobs.append(replace(job, round_steps=0))
+    assert [job.ranks_by_host for job in jobs] == [((0, 1), (2,)), ((1,), (0, 2)), ()]
+    apart, beside, _ = (predict.simulate(make().with_costs(job)).step_s for job in jobs)
+    assert beside > 1.5 * apart
+
+
 def test_of_local_steps_rounds_are_measured_each_with_its_exchange(tmp_path):
     folder = report_runs.write(tmp_path, "allreduce", 2, change={"options": {"local_steps": 4}})
     # a round's exchange is over before the next step is

@@ -16,6 +16,7 @@ import hvdtrain
 from hvdtrain.base import modes
 from hvdtrain.planning.engine import EventLoop, SharedLink
 from hvdtrain.planning.from_runs import message_seconds
+from hvdtrain.planning.layout import launched_ranks
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.ring import FILLS
 from hvdtrain.planning.scenario import Codec, Layer, Scenario, Stragglers, Transport
@@ -195,6 +196,20 @@ def test_what_stays_on_a_host_may_cost_the_processors_less():
     assert simulate(cheap).step_s == pytest.approx((1 + 2 * 0.2) * gigabytes, rel=0.05)
     apart = replace(beside, placement="dedicated")
     assert simulate(apart) == simulate(replace(apart, transport=cheap.transport))
+
+
+def test_a_server_is_beside_the_worker_that_launch_puts_it_beside():
+    """Of two workers with one server that is worker 1. Where workers do not wait for each other, the
+    worker there does most of the work, so that it matters whether this one is slow.
+    """
+    assert launched_ranks(2, 1, 1, "shared") == ((0, 2), (1,))
+    assert launched_ranks(4, 2, 1, "shared") == ((0, 4), (1, 5), (2,), (3,))
+    assert launched_ranks(4, 1, 2, "dedicated") == ((0,), (1, 3), (2, 4))
+    job = scenario("ps-async", 2, 1, placement="shared", bandwidth_gbit=1.0)
+    beside = replace(job, slow=Stragglers({1: 3.0}))
+    assert simulate(beside).step_s > 1.5 * simulate(replace(job, slow=Stragglers({0: 3.0}))).step_s
+    elsewhere = replace(beside, ranks_by_host=((0, 1), (2,)))
+    assert simulate(elsewhere).step_s < simulate(beside).step_s / 1.5
 
 
 def test_what_processes_take_while_idle_is_gone_for_all_else():
