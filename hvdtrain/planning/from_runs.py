@@ -8,12 +8,11 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from hvdtrain.base import modes
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
 from hvdtrain.planning.check import job_of_run, measured_step_s
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
-from hvdtrain.planning.ring import buckets_of_reducer
+from hvdtrain.planning.ring import averages_of_exchange
 from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
@@ -158,7 +157,7 @@ def message_seconds(job: Scenario) -> MessageCosts:
     gigabytes = job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        averages = 2 if modes.declared(job.mode).joins_horovod else buckets_of_reducer(job)
+        averages = averages_of_exchange(job)
         # A sharded ring has a reduce-scatter and an all-gather in place of an all-reduce.
         operations = 2 * averages if job.shards_optimizer else averages
         each_us = operations * costs.operation_us + averages * 2 * (n - 1) * costs.message_us

@@ -3,6 +3,7 @@ everywhere.
 """
 
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -18,8 +19,8 @@ from hvdtrain.planning.engine import EventLoop, SharedLink
 from hvdtrain.planning.from_runs import message_seconds
 from hvdtrain.planning.layout import launched_ranks
 from hvdtrain.planning.predict import simulate
-from hvdtrain.planning.ring import FILLS
-from hvdtrain.planning.scenario import Codec, Layer, Scenario, Stragglers, Transport
+from hvdtrain.planning.ring import AHEAD, BUCKET, CYCLE_S, FILLS, averages_of_exchange
+from hvdtrain.planning.scenario import BUCKET_BYTES, Codec, Layer, Scenario, Stragglers, Transport
 
 # Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
 VGG16 = (
@@ -366,12 +367,20 @@ def test_a_round_until_an_evaluation_has_as_many_steps_with_local_steps():
 
 
 @pytest.mark.parametrize("megabytes", [5, 60])
-def test_ddp_has_an_operation_for_each_bucket(megabytes):
-    """As many are simulated as runs are taken to have had."""
-    job = scenario("ddp", 4, 0, computing=1e-6, parameters=(megabytes * 250_000,))
+@pytest.mark.parametrize(
+    ("mode", "wait_for", "bucket_bytes", "cycle_s"),
+    [("ddp", "step", BUCKET, 0.0), ("allreduce", "layer", AHEAD * BUCKET_BYTES, CYCLE_S)],
+)
+def test_a_ring_averages_bucket_by_bucket(mode, wait_for, bucket_bytes, cycle_s, megabytes):
+    """DDP its own buckets. Horovod has two at once where layers wait. As many averages are simulated
+    as runs are taken to have had.
+    """
+    job = scenario(mode, 4, 0, 1e-6, parameters=(megabytes * 250_000,), wait_for=wait_for)
     costs = Transport(message_us=100, operation_us=1000)
     job = replace(job, transport=costs, workers_per_host=4, cores=16)
-    assert simulate(job).step_s == pytest.approx(message_seconds(job).each / 4, rel=0.01)
+    assert averages_of_exchange(job) == math.ceil(job.bytes / bucket_bytes)
+    each_s = message_seconds(job).each / 4
+    assert simulate(job).step_s == pytest.approx(cycle_s + each_s, rel=0.01)
 
 
 def test_local_steps_share_the_cost_of_an_exchange():
