@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers import report_runs
+from msgspec import structs
 
 from hvdtrain.base.errors import UsageError
 from hvdtrain.planning import best, calibration, check, from_runs, predict
@@ -502,6 +503,27 @@ def test_a_run_is_simulated_with_its_servers_where_they_were(tmp_path):
     assert [job.ranks_by_host for job in jobs] == [((0, 1), (2,)), ((1,), (0, 2)), ()]
     apart, beside, _ = (predict.simulate(make().with_costs(job)).step_s for job in jobs)
     assert beside > 1.5 * apart
+
+
+@pytest.mark.parametrize(
+    ("local_steps", "evaluated_at", "mean"), [(4, 8, 4), (8, 5, 5), (8, 10, 5), (8, 17, 6)]
+)
+def test_before_an_evaluation_fewer_local_steps_are_exchanged(
+    tmp_path, local_steps, evaluated_at, mean
+):
+    """Where shares are leased. Workers in lockstep go on with their local steps over an evaluation."""
+    found = {}
+    for mode in ("ps-async", "ps-sync"):
+        change = {"options": {"local_steps": local_steps}}
+        run = report_runs.run(mode, 2, 1, change=change)
+        [first, *_] = run.summary.evaluations
+        summary = structs.replace(
+            run.summary, evaluations=[structs.replace(first, step=evaluated_at)]
+        )
+        _, found[mode] = check.job_of_run(make(model={}), replace(run, summary=summary), 1.0)
+    leased, in_lockstep = found["ps-async"], found["ps-sync"]
+    assert (leased.local_steps, leased.round_steps) == (mean, evaluated_at)
+    assert (in_lockstep.local_steps, in_lockstep.round_steps) == (local_steps, 0)
 
 
 def test_of_local_steps_rounds_are_measured_each_with_its_exchange(tmp_path):
