@@ -437,13 +437,18 @@ def written(
         root, mode, workers, servers, speed=report_runs.BATCH / step, change=change
     )
     summary = json.loads((folder / "summary.json").read_text())
-    used = sum(from_runs.message_seconds(job)) * cpu_factor
-    used += job.optimizer_s * (1 if servers else workers)
-    used /= local_steps
-    used += workers * (threads * (job.computing_s - job.fixed_s) + job.fixed_s)
-    used += workers * (job.optimizer_s if local_steps > 1 else 0.0)
+    each, at_workers, at_servers = from_runs.message_seconds(job)
+    of_workers = cpu_factor * (at_workers + (each / 2 if servers else each))
+    of_servers = cpu_factor * (at_servers + each / 2) + job.optimizer_s
+    computing_s = threads * (job.computing_s - job.fixed_s) + job.fixed_s
+    of_local_steps = computing_s + (job.optimizer_s if local_steps > 1 else 0.0)
+    updating_s = 0.0 if servers else job.optimizer_s
+    of_worker = (of_workers / workers + updating_s) / local_steps + of_local_steps
     for process in summary["processes"]:
-        process["cpu_s"] = used * summary["steps"] / len(summary["processes"])
+        used = of_worker
+        if process["role"] == "server":
+            used = of_servers / servers / local_steps
+        process["cpu_s"] = used * summary["steps"]
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
@@ -591,6 +596,24 @@ def test_runs_of_local_steps_and_of_several_threads_tell_what_messages_cost(
     run = load_run(folder)
     found = from_runs.from_runs(make(), [run], 0.2).transports[from_runs.transport_name(run)]
     assert found["message_us"].value == pytest.approx(400, rel=0.02)
+
+
+def test_a_run_that_leaves_nothing_for_messages_does_not_show_what_they_cost(tmp_path):
+    """Its threads did not compute all the time. Its steps still show the efficiency."""
+    folder = written(tmp_path, make(), "ps-sync", 3, 3, 0.2, threads=2)
+    summary = json.loads((folder / "summary.json").read_text())
+    for process in summary["processes"]:
+        if process["role"] == "worker":
+            process["cpu_s"] /= 2
+    (folder / "summary.json").write_text(json.dumps(summary))
+    guessing = make(made={"guessed": ["ps"]})
+    found = from_runs.from_runs(guessing, [load_run(folder)], 0.2)
+    known = make().transports["ps"]
+    efficiency = found.transports["ps"]["efficiency"]
+    assert found.transports["ps"] | {"efficiency": known["efficiency"]} == known
+    assert efficiency.value == pytest.approx(0.94, abs=0.03)
+    assert found.made["left_nothing"] == ["ps-sync-w3-s3-r1"]
+    assert found.made["guessed"] == ["ps"]
 
 
 def test_runs_at_two_rates_tell_what_messages_cost_from_what_the_wire_carries(tmp_path):
