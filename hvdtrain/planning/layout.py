@@ -5,7 +5,7 @@ into.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 # The messages of a group are taken to interleave, which is an approximation, as for groups of
 # workers.
 MOST_SERVER_GROUPS = 16
+# How many layouts are kept: the same job is simulated again and again with other costs.
+KEPT = 256
 
 
 class Detail(NamedTuple):
@@ -79,7 +81,14 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
             in lockstep; hosts with servers into twice as many.
     """
     groups = []
-    for (servers, workers), alike in groupby(_hosts(scenario)):
+    hosts = _hosts(
+        tuple(scenario.factors),
+        scenario.servers,
+        scenario.workers_per_host,
+        scenario.placement,
+        scenario.ranks_by_host,
+    )
+    for (servers, workers), alike in groupby(hosts):
         number = len(list(alike))
         parts = 1 if scenario.in_lockstep else most
         if servers:
@@ -90,12 +99,22 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     return groups
 
 
-def _hosts(scenario: Scenario) -> list[tuple[int, tuple[tuple[float, int], ...]]]:
-    """Returns (servers, workers as HostGroup has them) of each host."""
-    factors = scenario.factors
-    servers = scenario.servers
-    ranks_by_host = scenario.ranks_by_host or launched_ranks(
-        scenario.workers, servers, scenario.workers_per_host, scenario.placement
+@lru_cache(KEPT)
+def _hosts(
+    factors: tuple[float, ...],
+    servers: int,
+    workers_per_host: int,
+    placement: str,
+    ranks_by_host: tuple[tuple[int, ...], ...],
+) -> list[tuple[int, tuple[tuple[float, int], ...]]]:
+    """Returns (servers, workers as HostGroup has them) of each host.
+
+    Args:
+        factors: how many times as long each worker computes.
+        servers, workers_per_host, placement, ranks_by_host: see Scenario.
+    """
+    ranks_by_host = ranks_by_host or launched_ranks(
+        len(factors), servers, workers_per_host, placement
     )
     hosts = []
     for ranks in ranks_by_host:
@@ -105,7 +124,6 @@ def _hosts(scenario: Scenario) -> list[tuple[int, tuple[tuple[float, int], ...]]
     return hosts
 
 
-@cache
 def launched_ranks(
     workers: int, servers: int, workers_per_host: int, placement: str
 ) -> tuple[tuple[int, ...], ...]:
@@ -142,9 +160,18 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
     Args:
         most_pieces: about so many at most.
     """
-    layer_ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
+    parameters = tuple(layer.parameters for layer in scenario.layers)
+    servers_by_group = tuple(group.hosts * group.servers for group in groups)
+    return _cut(parameters, servers_by_group, most_pieces)
+
+
+@lru_cache(KEPT)
+def _cut(
+    parameters: tuple[int, ...], servers_by_group: tuple[int, ...], most_pieces: int
+) -> list[Piece]:
+    """Returns the pieces of layers with so many parameters: see cut."""
+    layer_ends = list(accumulate((4 * each for each in parameters), initial=0))
     total = layer_ends[-1]
-    servers_by_group = [group.hosts * group.servers for group in groups]
     all_servers = sum(servers_by_group)
     servers_before = 0
     pieces = []

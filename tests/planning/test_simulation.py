@@ -15,7 +15,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain.base import modes
-from hvdtrain.planning.engine import EventLoop, SharedLink
+from hvdtrain.planning.engine import EventLoop, Processors, SharedLink
 from hvdtrain.planning.from_runs import message_seconds
 from hvdtrain.planning.layout import launched_ranks
 from hvdtrain.planning.predict import simulate
@@ -236,6 +236,29 @@ def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
     for connection in "ab":
         assert [number for name, number, _ in served if name == connection] == list(range(20))
     assert "".join(name for name, _, _ in served) not in ("ab" * 20, "a" * 20 + "b" * 20)
+
+
+def test_threads_share_cores_and_each_further_one_makes_the_others_slower():
+    """On one core, the first work is alone for 0.2 s, shares the core with a second for 0.2 s, and then
+    with a third. When another ends, it is faster again.
+    """
+    loop, ended = EventLoop(), {}
+    cores = Processors(loop, 1.0)
+    for name, begins_at, seconds in (("long", 0.0, 1.0), ("short", 0.2, 0.5), ("last", 0.4, 0.1)):
+
+        def begin(name=name, seconds=seconds):
+            cores.work(seconds, 1, lambda: ended.update({name: loop.now}))
+
+        loop.after(begins_at, begin)
+    loop.run()
+    assert ended == pytest.approx({"last": 0.7, "short": 1.3, "long": 1.6})
+    # With a core for each, nobody waits.
+    loop, ended = EventLoop(), {}
+    cores = Processors(loop, 2.0)
+    for name, seconds in (("long", 1.0), ("short", 0.5)):
+        cores.work(seconds, 1, lambda name=name: ended.update({name: loop.now}))
+    loop.run()
+    assert ended == {"short": 0.5, "long": 1.0}
 
 
 def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
