@@ -81,15 +81,14 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
             in lockstep; hosts with servers into twice as many.
     """
     groups = []
-    hosts = _hosts(
+    alike_hosts = _alike_hosts(
         tuple(scenario.factors),
         scenario.servers,
         scenario.workers_per_host,
         scenario.placement,
         scenario.ranks_by_host,
     )
-    for (servers, workers), alike in groupby(hosts):
-        number = len(list(alike))
+    for number, servers, workers in alike_hosts:
         parts = 1 if scenario.in_lockstep else most
         if servers:
             parts = min(MOST_SERVER_GROUPS, 2 * most)
@@ -100,14 +99,14 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
 
 
 @lru_cache(KEPT)
-def _hosts(
+def _alike_hosts(
     factors: tuple[float, ...],
     servers: int,
     workers_per_host: int,
     placement: str,
     ranks_by_host: tuple[tuple[int, ...], ...],
-) -> list[tuple[int, tuple[tuple[float, int], ...]]]:
-    """Returns (servers, workers as HostGroup has them) of each host.
+) -> list[tuple[int, int, tuple[tuple[float, int], ...]]]:
+    """Returns (hosts, servers, workers) as HostGroup has them, for neighbours that are alike.
 
     Args:
         factors: how many times as long each worker computes.
@@ -121,7 +120,7 @@ def _hosts(
         workers = Counter(factors[rank - servers] for rank in ranks if rank >= servers)
         number_of_servers = sum(rank < servers for rank in ranks)
         hosts.append((number_of_servers, tuple(sorted(workers.items()))))
-    return hosts
+    return [(len(list(alike)), *of_each) for of_each, alike in groupby(hosts)]
 
 
 def launched_ranks(
