@@ -248,8 +248,8 @@ def allocate(hosts: Sequence[Host], workers: int, servers: int = 0) -> list[Host
     for i, host in enumerate(hosts):
         own_extra = len(range(i, extra, len(hosts)))
         with_extra.append(Host(host.name, host.slots + own_extra))
-    used = _in_rounds(with_extra)[:ranks]
-    return [Host(host.name, used.count(host.name)) for host in hosts if host.name in used]
+    slots_of = Counter(_in_rounds(with_extra)[:ranks])
+    return [Host(host.name, slots_of[host.name]) for host in hosts if slots_of[host.name]]
 
 
 def hosts_of_ranks(hosts: Sequence[Host], servers: int) -> list[str]:

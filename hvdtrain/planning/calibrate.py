@@ -152,6 +152,11 @@ def calibrate(
             f"the machine did other work: {others:.0%} of it; disturbed measurements were repeated, and "
             "what is still disturbed has a wide range; calibrate again when the machine is quiet"
         )
+    for name in calibration.made.get("left_nothing", []):
+        say(
+            f"{name} does not show what messages cost: its processor time leaves nothing for them "
+            "beside computing"
+        )
     for name in calibration.made["guessed"]:
         say(f"{name} could not be measured in time: its costs are guesses, with wide ranges")
     return calibration

@@ -324,7 +324,8 @@ class Calibration:
         transport = self._transport_of(job, draw)
         within_host_s = self._seconds_within_host(job)
         if self.adds_up_on_host and job.servers:
-            job = replace(job, workers=job.hosts_with_workers, workers_per_host=1)
+            workers = job.hosts_with_workers
+            job = replace(job, workers=workers, workers_per_host=1, ranks_by_host=())
         codec = {
             key: figure.drawn(draw) for key, figure in self.codecs.get(job.compression, {}).items()
         }

@@ -1,6 +1,7 @@
 """Predictions beside measurements: what finished runs took, and what a calibration says of them."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,8 +107,12 @@ def job_of_run(
     slow = _stragglers(run)
     batch_of_all = manifest.global_batch or calibration.batch_per_worker
     batch = max(1, round(batch_of_all / manifest.workers))
-    until_evaluated = next((row.step for row in run.summary.evaluations), run.summary.steps)
-    in_lockstep = modes.declared(kind.mode).lockstep
+    round_steps = 0
+    local_steps = run.local_steps
+    if not modes.declared(kind.mode).lockstep:
+        evaluated_at = (row.step for row in run.summary.evaluations)
+        round_steps = next(evaluated_at, run.summary.steps) or 0
+        local_steps = _mean_local_steps(local_steps, round_steps)
     threads = manifest.threads_per_worker or calibration.threads_per_worker
     is_one_machine = kind.mode == "single" and threads > calibration.threads_per_worker
     if not is_one_machine:
@@ -123,17 +128,45 @@ def job_of_run(
         compression=manifest.compression or "none",
         placement="shared" if servers_are_beside or is_local else "dedicated",
         workers_per_host=manifest.workers if is_local else max([1, *workers_by_host]),
+        ranks_by_host=_ranks_by_host(run),
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound,
         slow=slow,
         softsync=manifest.push_scale == "softsync",
         shares=manifest.shares or "equal",
         wait_for=manifest.wait_for or "",
-        local_steps=run.local_steps,
+        local_steps=local_steps,
         wire=run.wire,
         replaces=int(is_one_machine),
-        round_steps=0 if in_lockstep else until_evaluated or 0,
+        round_steps=round_steps,
     )
     return calibration.with_batch(batch), job
+
+
+def _mean_local_steps(local_steps: int, until_evaluated: int) -> int:
+    """Returns the mean number of local steps between two exchanges where shares are leased, rounded
+    up.
+
+    Before an evaluation workers exchange what they have, so that the last local steps may be fewer.
+
+    Args:
+        local_steps: the most between two exchanges.
+        until_evaluated: steps; 0: there is no evaluation.
+    """
+    if not until_evaluated:
+        return local_steps
+    exchanges = math.ceil(until_evaluated / local_steps)
+    return math.ceil(until_evaluated / exchanges)
+
+
+def _ranks_by_host(run: Run) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks on each host of a run with servers; empty if the run does not say it of all."""
+    kind = run.kind
+    if not kind.servers:
+        return ()
+    ranks_by_host = tuple(tuple(host.ranks) for host in run.manifest.hosts.values() if host.ranks)
+    ranks = sorted(itertools.chain(*ranks_by_host))
+    is_whole = ranks == list(range(kind.workers + kind.servers))
+    return ranks_by_host if is_whole else ()
 
 
 def check_model(calibration: Calibration, run: Run) -> None:

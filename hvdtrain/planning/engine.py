@@ -6,6 +6,7 @@ then, for example `partial(loop.after, seconds)`. A resource may stand for sever
 """
 
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
@@ -18,14 +19,20 @@ Process = Generator[Wait, None, None]
 
 
 def go_on(process: Process) -> None:
-    """Runs a process until it waits for something, or to its end."""
-    wait = next(process, None)
-    if wait:
-        wait(partial(go_on, process))
+    """Runs a process until it waits for something, and on when that comes, to its end."""
+
+    def resume() -> None:
+        wait = next(process, None)
+        if wait:
+            wait(resume)
+
+    resume()
 
 
 class Join:
     """A function that calls `then` when it has been called `calls` times. More calls do nothing."""
+
+    __slots__ = ("calls", "then")
 
     def __init__(self, calls: int, then: Then) -> None:
         self.calls = calls
@@ -40,23 +47,28 @@ class Join:
 class EventLoop:
     """The simulated time, and a heap of what happens next.
 
+    Of events at the same time, the one with the least number is handled first. The resources here
+    push their events themselves, because a call for each event takes time.
+
     Attributes:
         now: seconds since the simulation began.
+        events: the heap: when something happens, the number of the event, and what is called.
+        numbers: of the events.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._events: list[tuple[float, int, Then]] = []
-        self._numbers = itertools.count()
+        self.events: list[tuple[float, int, Then]] = []
+        self.numbers = itertools.count()
         self._is_stopped = False
 
     def after(self, seconds: float, then: Then) -> None:
         """Calls `then` so many simulated seconds from now."""
-        heappush(self._events, (self.now + seconds, next(self._numbers), then))
+        heappush(self.events, (self.now + seconds, next(self.numbers), then))
 
     def run(self) -> None:
         """Handles events in the order of time until `stop()` is called or none is left."""
-        events = self._events
+        events = self.events
         while events and not self._is_stopped:
             self.now, _, then = heappop(events)
             then()
@@ -75,11 +87,13 @@ class SharedLink:
 
     def __init__(self, loop: EventLoop, draw: random.Random) -> None:
         self.loop = loop
-        self.draw = draw
+        self._random = draw.random
         self._messages: dict[Hashable, deque[tuple[float, Then, Then]]] = {}
         # The messages of each connection with one that waits.
         self._waiting: list[deque[tuple[float, Then, Then]]] = []
         self._busy = False
+        # What the message that occupies the link calls at its end.
+        self._ends: Then = lambda: None
 
     def take(self, connection: Hashable, seconds: float, begins: Then, ends: Then) -> None:
         """Queues a message that occupies the link for so many seconds.
@@ -104,16 +118,19 @@ class SharedLink:
         self._busy = connections > 0
         if not connections:
             return
-        number = int(self.draw.random() * connections) if connections > 1 else 0
+        number = int(self._random() * connections) if connections > 1 else 0
         messages = waiting[number]
         seconds, begins, ends = messages.popleft()
         if not messages:
             waiting[number] = waiting[-1]
             waiting.pop()
+        self._ends = ends
         begins()
-        self.loop.after(seconds, partial(self._through, ends))
+        loop = self.loop
+        heappush(loop.events, (loop.now + seconds, next(loop.numbers), self._through))
 
-    def _through(self, ends: Then) -> None:
+    def _through(self) -> None:
+        ends = self._ends
         self._next()
         ends()
 
@@ -141,8 +158,13 @@ class Processors:
         # The processor seconds that a thread has in a second.
         self._rate = 1.0
         self._numbers = itertools.count()
-        # The number of the planned end. An event with an older number is void.
-        self._round = 0
+        # When the work that needs least ends, and the number of that event.
+        self._ends_at = 0.0
+        self._end_number = -1
+        # When this looks next whether work has ended, and the number of that event. It may be too
+        # early, since further work makes all threads slower.
+        self._looks_at = math.inf
+        self._look_number = -1
 
     def work(self, seconds: float, times: float, then: Then) -> None:
         """Has `times` threads compute for so many processor seconds each, then calls `then`."""
@@ -161,17 +183,41 @@ class Processors:
         self.since = now
 
     def _plan(self) -> None:
-        """Schedules the end of the work that needs least, at the rate that threads have from now on."""
-        self._round += 1
-        crowded = self.running > self.cores
-        self._rate = self.cores / self.running if crowded else 1.0
-        if self._work:
-            seconds = max(0.0, self._work[0][0] - self.attained) / self._rate
-            self.loop.after(seconds, partial(self._end, self._round))
-
-    def _end(self, number: int) -> None:
-        if number != self._round:
+        """Plans the end of the work that needs least, at the rate that threads have from now on."""
+        running = self.running
+        self._rate = self.cores / running if running > self.cores else 1.0
+        if not self._work:
             return
+        loop = self.loop
+        needed = self._work[0][0] - self.attained
+        self._ends_at = loop.now + needed / self._rate if needed > 0 else loop.now
+        self._end_number = next(loop.numbers)
+        if self._ends_at < self._looks_at:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        """Looks when the work that needs least is to end."""
+        number = self._end_number
+        self._looks_at = self._ends_at
+        self._look_number = number
+        look: Then = partial(self._look, number)
+        heappush(self.loop.events, (self._ends_at, number, look))
+
+    def _look(self, number: int) -> None:
+        """Ends work if this is the planned event, and else looks again.
+
+        Args:
+            number: of this event. If another look was planned since, it does nothing.
+        """
+        if number != self._look_number:
+            return
+        if number != self._end_number:
+            self._look_later()
+            return
+        self._looks_at = math.inf
+        self._end()
+
+    def _end(self) -> None:
         self._advance()
         # Rounding may have left less than the work needs.
         self.attained = max(self.attained, self._work[0][0])
@@ -203,11 +249,15 @@ class IoThread:
         """Queues work of so many processor seconds, and calls `then` when it is done."""
         self._queue.append((seconds, then))
         if len(self._queue) == 1:
-            go_on(self._work())
+            self._begin(seconds)
 
-    def _work(self) -> Process:
-        while self._queue:
-            seconds, then = self._queue[0]
-            yield partial(self.processors.work, seconds, self.times)
-            then()
-            self._queue.popleft()
+    def _begin(self, seconds: float) -> None:
+        self.processors.work(seconds, self.times, self._done)
+
+    def _done(self) -> None:
+        _, then = self._queue[0]
+        then()
+        self._queue.popleft()
+        if self._queue:
+            seconds, _ = self._queue[0]
+            self._begin(seconds)

@@ -326,6 +326,8 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
             said = f"{perhaps}{changed_answer} {change.preposition} {change.what}"
             turns.setdefault((change.preposition, changed_answer), said)
     where = f"on {here['hosts']} machines at {rate(model.largest.bandwidth_gbit)}"
+    if here["local_steps"] > 1:
+        where += f" with {here['local_steps']} local steps"
     likeliest = max(ANSWERS, key=here.__getitem__)
     says = f"not sure ({answer(here)})"
     if measured_answer:

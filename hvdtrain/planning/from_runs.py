@@ -8,12 +8,11 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from hvdtrain.base import modes
 from hvdtrain.planning.calibration import LEAST_CORES, Calibration, Quantity
 from hvdtrain.planning.check import job_of_run, measured_step_s
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
-from hvdtrain.planning.ring import buckets_of_reducer
+from hvdtrain.planning.ring import averages_of_exchange
 from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
@@ -84,9 +83,14 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         if of_transport:
             calibration = _with_efficiency(calibration, of_transport, name, bandwidth)
     calibration = replace(calibration, bias=_biases(calibration, runs, bandwidth))
-    guessed = [name for name in base.made.get("guessed", []) if name not in by_transport]
-    names = [run.name for run in runs]
-    return replace(calibration, made=base.made | {"runs": names, "guessed": guessed})
+    left_nothing = [run for run in runs if _leaves_nothing(calibration, run, bandwidth)]
+    told = {transport_name(run) for run in runs if run not in left_nothing}
+    made = base.made | {
+        "runs": [run.name for run in runs],
+        "left_nothing": [run.name for run in left_nothing],
+        "guessed": [name for name in base.made.get("guessed", []) if name not in told],
+    }
+    return replace(calibration, made=made)
 
 
 def _biases(
@@ -158,7 +162,7 @@ def message_seconds(job: Scenario) -> MessageCosts:
     gigabytes = job.bytes / 1e9
     sent = gigabytes * job.codec.wire_share
     if not job.servers:
-        averages = 2 if modes.declared(job.mode).joins_horovod else buckets_of_reducer(job)
+        averages = averages_of_exchange(job)
         # A sharded ring has a reduce-scatter and an all-gather in place of an all-reduce.
         operations = 2 * averages if job.shards_optimizer else averages
         each_us = operations * costs.operation_us + averages * 2 * (n - 1) * costs.message_us
@@ -198,7 +202,7 @@ def _with_costs(
     for run in runs:
         job = scenario_of(calibration, run, bandwidth)
         seconds = _mean_seconds_of_messages(job, run)
-        if seconds:
+        if _of_workers(job, seconds) > 0:
             factors.append(factors_of_messages(job, seconds))
     return with_factors(calibration, name, factors) if factors else calibration
 
@@ -235,8 +239,8 @@ def factors_of_messages(job: Scenario, seconds: Mapping[int, float]) -> MessageC
     whole = _believed(of_all, each + at_workers + at_servers)
     if not job.servers:
         return MessageCosts(whole, whole, whole)
-    of_servers = sum(rank_s for rank, rank_s in seconds.items() if rank < job.servers)
-    of_workers = of_all - of_servers
+    of_workers = _of_workers(job, seconds)
+    of_servers = of_all - of_workers
     # Workers and servers have half of the messages each.
     half = each * whole / 2
     return MessageCosts(
@@ -286,6 +290,24 @@ def _mean_seconds_of_messages(job: Scenario, run: Run) -> dict[int, float]:
     return seconds_of_messages(job, cpu_s)
 
 
+def _of_workers(job: Scenario, seconds: Mapping[int, float]) -> float:
+    """Returns the sum of the workers' seconds of messages, of those of all ranks."""
+    return sum(rank_s for rank, rank_s in seconds.items() if rank >= job.servers)
+
+
+def _leaves_nothing(calibration: Calibration, run: Run, bandwidth: float | None) -> bool:
+    """Returns whether computing and the optimizer alone would take all processor time of a run's
+    workers.
+
+    All threads of a worker count as busy in forward and backward, though some may have waited.
+    """
+    if not run.kind.is_distributed or run.spins:
+        return False
+    job = scenario_of(calibration, run, bandwidth)
+    seconds = _mean_seconds_of_messages(job, run)
+    return bool(seconds) and _of_workers(job, seconds) <= 0
+
+
 def _idle_cores(run: Run) -> list[float]:
     """Returns the cores that servers used in each second without a message, after their first
     message and before their end.
@@ -316,7 +338,7 @@ def _local_shares(job: Scenario, run: Run) -> list[float]:
             servers_beside[rank] = len(servers & set(host.ranks))
     seconds = _mean_seconds_of_messages(job, run)
     workers = [rank for rank in seconds if rank not in servers]
-    if not servers:
+    if not servers or _of_workers(job, seconds) <= 0:
         return []
     parts = [servers_beside.get(rank, 0) / job.servers for rank in workers]
     if len(set(parts)) < 2:
@@ -336,12 +358,14 @@ def _with_efficiency(
     """Returns the calibration with the efficiency with which simulated steps are as long as
     measured ones.
 
-    Where processor time does not tell what messages cost, as over MPI, runs at two rates tell it
-    from the efficiency. Of several that are equally good it is the one next to what is known.
+    Where processor time does not tell what messages cost, as over MPI or where nothing is left for
+    messages, runs at two rates tell it from the efficiency. Of several that are equally good it is
+    the one next to what is known.
     """
     measured = [measured_step_s(run) for run in runs]
     known = base.transports[name]["efficiency"].value
-    costs_are_open = all(run.spins for run in runs) and _has_two_rates(base, runs, bandwidth)
+    is_silent = [run.spins or _leaves_nothing(base, run, bandwidth) for run in runs]
+    costs_are_open = all(is_silent) and _has_two_rates(base, runs, bandwidth)
     tried = []
     for share, times in itertools.product(EFFICIENCIES, COSTS if costs_are_open else [1.0]):
         calibration = base.with_transport(name, {"efficiency": efficiency_around(share)})

@@ -5,14 +5,18 @@ into.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
+from hvdtrain.launch.hosts import Host, allocate, hosts_of_ranks
 from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
 
 # The messages of a group are taken to interleave, which is an approximation, as for groups of
 # workers.
 MOST_SERVER_GROUPS = 16
+# How many layouts are kept: the same job is simulated again and again with other costs.
+KEPT = 256
 
 
 class Detail(NamedTuple):
@@ -77,8 +81,14 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
             in lockstep; hosts with servers into twice as many.
     """
     groups = []
-    for (servers, workers), alike in groupby(_hosts(scenario)):
-        number = len(list(alike))
+    alike_hosts = _alike_hosts(
+        tuple(scenario.factors),
+        scenario.servers,
+        scenario.workers_per_host,
+        scenario.placement,
+        scenario.ranks_by_host,
+    )
+    for number, servers, workers in alike_hosts:
         parts = 1 if scenario.in_lockstep else most
         if servers:
             parts = min(MOST_SERVER_GROUPS, 2 * most)
@@ -88,20 +98,48 @@ def host_groups(scenario: Scenario, most: int) -> list[HostGroup]:
     return groups
 
 
-def _hosts(scenario: Scenario) -> list[tuple[int, tuple[tuple[float, int], ...]]]:
-    """Returns (servers, workers as HostGroup has them) of each host."""
-    factors = scenario.factors
-    workers_by_host = []
-    for first in range(0, scenario.workers, scenario.workers_per_host):
-        on_host = factors[first : first + scenario.workers_per_host]
-        workers_by_host.append(tuple(sorted(Counter(on_host).items())))
-    if scenario.placement == "dedicated":
-        servers_alone: list[tuple[int, tuple[tuple[float, int], ...]]] = [(1, ())]
-        return servers_alone * scenario.servers + [(0, workers) for workers in workers_by_host]
-    return [
-        (len(range(number, scenario.servers, len(workers_by_host))), workers)
-        for number, workers in enumerate(workers_by_host)
-    ]
+@lru_cache(KEPT)
+def _alike_hosts(
+    factors: tuple[float, ...],
+    servers: int,
+    workers_per_host: int,
+    placement: str,
+    ranks_by_host: tuple[tuple[int, ...], ...],
+) -> list[tuple[int, int, tuple[tuple[float, int], ...]]]:
+    """Returns (hosts, servers, workers) as HostGroup has them, for neighbours that are alike.
+
+    Args:
+        factors: how many times as long each worker computes.
+        servers, workers_per_host, placement, ranks_by_host: see Scenario.
+    """
+    ranks_by_host = ranks_by_host or launched_ranks(
+        len(factors), servers, workers_per_host, placement
+    )
+    hosts = []
+    for ranks in ranks_by_host:
+        workers = Counter(factors[rank - servers] for rank in ranks if rank >= servers)
+        number_of_servers = sum(rank < servers for rank in ranks)
+        hosts.append((number_of_servers, tuple(sorted(workers.items()))))
+    return [(len(list(alike)), *of_each) for of_each, alike in groupby(hosts)]
+
+
+def launched_ranks(
+    workers: int, servers: int, workers_per_host: int, placement: str
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks on each host as `hvdtrain launch` places a job with servers.
+
+    Each host of workers is given as many slots as it has workers. Hosts of servers come first.
+    """
+    hosts = []
+    if placement == "dedicated":
+        hosts += [Host(f"server{number}", 1) for number in range(servers)]
+    for number in range(-(-workers // workers_per_host)):
+        hosts.append(Host(f"worker{number}", workers_per_host))
+    ranks_by_host: dict[str, list[int]] = {}
+    names = hosts_of_ranks(allocate(hosts, workers, servers), servers)
+    for rank, name in enumerate(names):
+        ranks_by_host.setdefault(name, []).append(rank)
+    return tuple(map(tuple, ranks_by_host.values()))
 
 
 def local_part(scenario: Scenario) -> float:
@@ -121,9 +159,18 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
     Args:
         most_pieces: about so many at most.
     """
-    layer_ends = list(accumulate((4 * layer.parameters for layer in scenario.layers), initial=0))
+    parameters = tuple(layer.parameters for layer in scenario.layers)
+    servers_by_group = tuple(group.hosts * group.servers for group in groups)
+    return _cut(parameters, servers_by_group, most_pieces)
+
+
+@lru_cache(KEPT)
+def _cut(
+    parameters: tuple[int, ...], servers_by_group: tuple[int, ...], most_pieces: int
+) -> list[Piece]:
+    """Returns the pieces of layers with so many parameters: see cut."""
+    layer_ends = list(accumulate((4 * each for each in parameters), initial=0))
     total = layer_ends[-1]
-    servers_by_group = [group.hosts * group.servers for group in groups]
     all_servers = sum(servers_by_group)
     servers_before = 0
     pieces = []

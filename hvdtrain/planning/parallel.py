@@ -22,6 +22,9 @@ def each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
 
     The processes are forked. Where this process has other threads, as a notebook or torch has, it
     does all work itself. So it does where processes cannot be started, or one is killed.
+
+    The last items are begun first. They usually have most workers and take longest, so that at the
+    end no process computes long while others have nothing to do.
     """
     processes = min(int(usable_cores()), len(items))
     is_alone = threading.active_count() == 1 and "torch" not in sys.modules
@@ -33,7 +36,8 @@ def each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     # Unlike multiprocessing's pool it raises an exception when a process is killed.
     try:
         with ProcessPoolExecutor(processes, context, _begin) as pool:
-            return list(pool.map(work, items))
+            last_first = list(pool.map(work, reversed(items)))
+            return last_first[::-1]
     except (BrokenExecutor, ImportError, NotImplementedError, OSError):
         return [work(item) for item in items]
 

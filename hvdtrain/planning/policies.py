@@ -33,6 +33,8 @@ class _NoGradient:
     def _itself(self, *_: object, **__: object) -> "_NoGradient":
         return self
 
+    # Named, since they are asked for at each push.
+    add_ = clone = div_ = _itself
     __add__ = __radd__ = __iadd__ = __sub__ = __rsub__ = __isub__ = _itself
     __mul__ = __rmul__ = __imul__ = __truediv__ = __itruediv__ = __neg__ = _itself
 
@@ -92,7 +94,8 @@ def accept(policy: Policy, worker: int, step: int, read: int, version: int) -> P
         read: the version of the weights that the gradient was computed with.
         version: the version of the weights now.
     """
-    push = Push(worker, step, read, lr=1.0, gradient=None)
+    lr = 1.0
+    push = Push(worker, step, read, lr, None)
     return policy.accept(push, _NO_GRADIENT, version)
 
 

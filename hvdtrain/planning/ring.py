@@ -10,7 +10,7 @@ from functools import partial
 from hvdtrain.base import modes
 from hvdtrain.planning.engine import Join, Process, Processors, Then, go_on
 from hvdtrain.planning.layout import Detail, HostGroup, cut
-from hvdtrain.planning.scenario import MIB, Scenario
+from hvdtrain.planning.scenario import BUCKET_BYTES, MIB, Scenario
 from hvdtrain.planning.worker import SimulatedJob, Worker
 
 # How often Horovod looks for gradients that are ready: HOROVOD_CYCLE_TIME.
@@ -27,6 +27,18 @@ FILLS = {
 }
 # The buckets that Horovod has at once where layers wait: BUCKETS_AHEAD of job.rings.ring.
 AHEAD = 2
+# The averages of a step of Horovod where no layer waits: of what is ready at the end of the first
+# cycle, and of the rest.
+FUSED = 2
+
+
+def averages_of_exchange(scenario: Scenario) -> int:
+    """Returns in how many averages all gradients of an exchange are made."""
+    if not modes.declared(scenario.mode).joins_horovod:
+        return buckets_of_reducer(scenario)
+    if scenario.waits_for_layers:
+        return max(1, -(-scenario.bytes // (AHEAD * BUCKET_BYTES)))
+    return FUSED
 
 
 def buckets_of_reducer(scenario: Scenario) -> int:

@@ -93,9 +93,12 @@ class Scenario:
         cores: of a host.
         threads: with which a worker computes.
         on_processor: whether computing takes cores, as communication does; false for a GPU.
-        workers_per_host: hosts are filled one after the other.
+        workers_per_host: hosts are filled one after the other in a ring, and as
+            `layout.launched_ranks` says where there are servers.
         placement: servers are on hosts without workers, `dedicated`, or on the workers' hosts,
             `shared`.
+        ranks_by_host: the ranks on each host of a run with servers, which have the first ranks;
+            empty: as `hvdtrain launch` places them.
         staleness: the bound of ps-ssp.
         softsync: in ps-ssp and ps-async, N pushes make one update.
         wait_for, shares: as modes.Mode has them; empty: the mode's default.
@@ -129,6 +132,7 @@ class Scenario:
     on_processor: bool = True
     workers_per_host: int = 1
     placement: str = "dedicated"
+    ranks_by_host: tuple[tuple[int, ...], ...] = ()
     staleness: int = 2
     softsync: bool = True
     wait_for: str = ""

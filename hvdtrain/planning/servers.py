@@ -33,6 +33,10 @@ from hvdtrain.planning.worker import SimulatedJob, Worker
 CONNECTIONS = 8
 
 
+def _nothing() -> None:
+    """Does nothing when it is called."""
+
+
 class _Hosts:
     """A group of hosts: their links, cores and server processes.
 
@@ -291,7 +295,7 @@ class SimulatedServers(SimulatedJob):
             rest_s=(client.times - 1) * each_send_s if client.times > 1 else None,
             outgoing=min(client.times, CONNECTIONS),
         )
-        go_on(self._carry(transfer, lambda: None, partial(client.io.do, receive_s, read)))
+        go_on(self._carry(transfer, _nothing, partial(client.io.do, receive_s, read)))
 
     def _answered(self, client: _Client, number: int, version: int) -> None:
         piece = self.pieces[number]
@@ -353,7 +357,7 @@ class SimulatedServers(SimulatedJob):
         remote = source.remote_share(target)
         leaving_s = remote * transfer.size / transfer.outgoing / source.rate
         coming_s = remote * transfer.size / transfer.incoming / target.rate
-        arrived = Join(transfer.outgoing + transfer.incoming + 1, all_came)
+        arrived = Join(transfer.incoming + 2, all_came)
         arrived_first = Join(1, first_came)
 
         def came() -> None:
@@ -364,10 +368,10 @@ class SimulatedServers(SimulatedJob):
             # From now on the message has a place at the other end.
             for number in range(transfer.incoming):
                 connection = transfer.client, source, number
-                target.down.take(connection, coming_s, lambda: None, came)
+                target.down.take(connection, coming_s, _nothing, came)
 
         begins = Join(1, partial(loop.after, latency, first_byte_came))
-        through = partial(loop.after, latency, arrived)
+        through = Join(transfer.outgoing, partial(loop.after, latency, arrived))
         for number in range(transfer.outgoing):
             connection = transfer.client, target, number
             source.up.take(connection, leaving_s, begins, through)

@@ -35,7 +35,6 @@ class SimulatedJob(ABC):
 
     Attributes:
         steps: that each worker takes after the first; infinite where the job ends with a round.
-        pieces_of: of each layer, the numbers of the pieces that it lies in.
         ready_at: of each layer, the numbers of the pieces of which it is the first layer. Backward
             comes to that layer last.
         workers: each of them a group of workers that do the same at the same time.
@@ -62,12 +61,9 @@ class SimulatedJob(ABC):
         self.last_share_at = 0.0
         self.staleness_sum = 0.0
         self.pushes = 0.0
-        self.pieces_of: list[list[int]] = [[] for _ in scenario.layers]
         self.ready_at: list[list[int]] = [[] for _ in scenario.layers]
         for number, piece in enumerate(pieces):
             self.ready_at[min(piece.layers)].append(number)
-            for layer in piece.layers:
-                self.pieces_of[layer].append(number)
         self.workers: list[Worker] = []
         self.unfinished = 0
 
@@ -101,16 +97,18 @@ class SimulatedJob(ABC):
         The gradients of all later layers are ready already.
         """
         for number in self.ready_at[layer]:
-            worker.stale.add(number)
+            for stale_layer in self.pieces[number].layers:
+                worker.stale_pieces[stale_layer] += 1
             self.send(worker, number)
 
     def weights_arrived(self, worker: "Worker", number: int) -> None:
         """Takes a piece's fresh weights, and lets the worker go on if it waits for nothing else."""
-        worker.stale.remove(number)
+        for layer in self.pieces[number].layers:
+            worker.stale_pieces[layer] -= 1
         if not worker.awaited:
             return
-        layer, then = worker.awaited
-        if not worker.is_stale(layer):
+        awaited_layer, then = worker.awaited
+        if not worker.stale_pieces[awaited_layer]:
             worker.awaited = None
             then()
 
@@ -180,7 +178,7 @@ class Worker:
         slow_due: the steps that are due to be slow at random, in part of one.
         slow_steps: how many come due in a simulated step.
         quantile: of this step's jitter.
-        stale: the numbers of the pieces that wait for fresh weights.
+        stale_pieces: of each layer, how many of its pieces wait for fresh weights.
         awaited: the layer that this worker waits for, and what is called then.
         ends: of each step, when it ended.
         waited: of each step, how long it waited for weights, without the time of the optimizer.
@@ -203,7 +201,7 @@ class Worker:
         self.slow_steps = expected_slow(
             self.scenario.slow.random_share, self.scenario.local_steps, slowest_of
         )
-        self.stale: set[int] = set()
+        self.stale_pieces = [0] * len(self.scenario.layers)
         self.awaited: tuple[int, Then] | None = None
         self.waits_since: float | None = None
         self.ends: list[float] = []
@@ -240,7 +238,7 @@ class Worker:
         seconds = self.scenario.fixed_s
         for number, layer in enumerate(self.scenario.layers):
             # No piece becomes stale before backward.
-            if self.is_stale(number):
+            if self.stale_pieces[number]:
                 yield self.compute(seconds)
                 yield from self._until_fresh([number])
                 seconds = 0.0
@@ -284,10 +282,6 @@ class Worker:
             return partial(self.cores.work, seconds * self.pace, self.times * self.scenario.threads)
         return partial(self.job.loop.after, seconds * self.pace)
 
-    def is_stale(self, layer: int) -> bool:
-        """Returns whether fresh weights of a layer are under way."""
-        return not self.stale.isdisjoint(self.job.pieces_of[layer])
-
     def waits_after(self, began: float) -> list[float]:
         """Returns how long each step waited that ended after a time."""
         steps = zip(self.ends, self.waited, strict=False)
@@ -298,7 +292,7 @@ class Worker:
         began = self.job.loop.now
         self.waits_since = began
         for layer in layers:
-            if self.is_stale(layer):
+            if self.stale_pieces[layer]:
                 yield partial(self._await, layer)
         self.waits_since = None
         self.waited[-1] += self.job.loop.now - began

@@ -9,8 +9,8 @@
 `calibrate` makes three runs on two hosts at 400 Mbit/s, in lockstep and without a slow worker, and
 a calibration from them. `foretell` writes a prediction of each cell into foretold.csv, which is
 committed before `measure` makes the runs. A cell is a mode, a slow worker and a rate. Two workers
-are on a host each, a server is beside one of them, and the other one is slow. Each host has 0.45 of
-a core to itself, so that two hosts do not take each other's time.
+are on a host each. The server is beside worker 1, which is also the slow one if there is one. Each
+host has 0.45 of a core to itself, so that two hosts do not take each other's time.
 
 `measure` begins no further run after --seconds. The same command goes on, and makes --repeats of
 each cell. `table` prints each prediction beside what was measured, and beside two simple rules:
@@ -54,9 +54,6 @@ STEPS = 30
 MODEL = ("--model", "vggf", "--width", "0.125", "--image-size", "64", "--optimizer", "sgd")
 SERVERS = {"ps-async": 1, "ps-ssp": 1, "ps-sync": 1, "allreduce": 0}
 SLOW = ("none", "1:3x")
-# A prediction has the server beside worker 0, `launch` beside worker 1. In a cell the slow worker is
-# the one without a server on its host.
-LAUNCHED = {"none": "none", "1:3x": "0:3x"}
 RATES = ("200mbit", "800mbit")
 FIGURES = ("predicted_step_s", "low", "high", "linear_s", "slower_of_both_s")
 # What is compared with a measurement: the prediction, and the two simple rules.
@@ -94,7 +91,7 @@ def run(mode: str, slow: str, workers: int, folder: Path) -> None:
     launch = ["launch", "--launcher", "ssh", "-n", str(workers), "-s", str(servers)]
     launch += ["-H", ",".join(hosts), "--out", str(folder), "--", "--mode", mode, *MODEL]
     launch += ["--batch-size", str(workers * BATCH), "--steps", str(STEPS), "--threads", "1"]
-    launch += ["--slow", LAUNCHED[slow], "--snapshot-every", "never", "--save", "none"]
+    launch += ["--slow", slow, "--snapshot-every", "never", "--save", "none"]
     hvdtrain(*launch)
 
 

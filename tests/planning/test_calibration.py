@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers import report_runs
+from msgspec import structs
 
 from hvdtrain.base.errors import UsageError
 from hvdtrain.planning import best, calibration, check, from_runs, predict
@@ -436,13 +437,18 @@ def written(
         root, mode, workers, servers, speed=report_runs.BATCH / step, change=change
     )
     summary = json.loads((folder / "summary.json").read_text())
-    used = sum(from_runs.message_seconds(job)) * cpu_factor
-    used += job.optimizer_s * (1 if servers else workers)
-    used /= local_steps
-    used += workers * (threads * (job.computing_s - job.fixed_s) + job.fixed_s)
-    used += workers * (job.optimizer_s if local_steps > 1 else 0.0)
+    each, at_workers, at_servers = from_runs.message_seconds(job)
+    of_workers = cpu_factor * (at_workers + (each / 2 if servers else each))
+    of_servers = cpu_factor * (at_servers + each / 2) + job.optimizer_s
+    computing_s = threads * (job.computing_s - job.fixed_s) + job.fixed_s
+    of_local_steps = computing_s + (job.optimizer_s if local_steps > 1 else 0.0)
+    updating_s = 0.0 if servers else job.optimizer_s
+    of_worker = (of_workers / workers + updating_s) / local_steps + of_local_steps
     for process in summary["processes"]:
-        process["cpu_s"] = used * summary["steps"] / len(summary["processes"])
+        used = of_worker
+        if process["role"] == "server":
+            used = of_servers / servers / local_steps
+        process["cpu_s"] = used * summary["steps"]
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
@@ -488,6 +494,41 @@ def test_where_shares_are_leased_a_step_is_the_jobs_wall_time(tmp_path):
         True,
         False,
     )
+
+
+def test_a_run_is_simulated_with_its_servers_where_they_were(tmp_path):
+    """Rank 0 is the server, and rank 2 the slow worker. Hosts that do not have all ranks say nothing."""
+    jobs = []
+    for number, ranks in enumerate([([0, 1], [2]), ([1], [0, 2]), ([0, 1], [7])]):
+        hosts = {f"host{host}": {"ranks": on_host} for host, on_host in enumerate(ranks)}
+        change = {"hosts": hosts, "slow": {"asked": "1:3x", "achieved": {}}}
+        folder = report_runs.write(tmp_path / str(number), "ps-async", 2, 1, change=change)
+        _, job = check.job_of_run(make(model={}), load_run(folder), 0.1)
+        jobs.append(replace(job, round_steps=0))
+    assert [job.ranks_by_host for job in jobs] == [((0, 1), (2,)), ((1,), (0, 2)), ()]
+    apart, beside, _ = (predict.simulate(make().with_costs(job)).step_s for job in jobs)
+    assert beside > 1.5 * apart
+
+
+@pytest.mark.parametrize(
+    ("local_steps", "evaluated_at", "mean"), [(4, 8, 4), (8, 5, 5), (8, 10, 5), (8, 17, 6)]
+)
+def test_before_an_evaluation_fewer_local_steps_are_exchanged(
+    tmp_path, local_steps, evaluated_at, mean
+):
+    """Where shares are leased. Workers in lockstep go on with their local steps over an evaluation."""
+    found = {}
+    for mode in ("ps-async", "ps-sync"):
+        change = {"options": {"local_steps": local_steps}}
+        run = report_runs.run(mode, 2, 1, change=change)
+        [first, *_] = run.summary.evaluations
+        summary = structs.replace(
+            run.summary, evaluations=[structs.replace(first, step=evaluated_at)]
+        )
+        _, found[mode] = check.job_of_run(make(model={}), replace(run, summary=summary), 1.0)
+    leased, in_lockstep = found["ps-async"], found["ps-sync"]
+    assert (leased.local_steps, leased.round_steps) == (mean, evaluated_at)
+    assert (in_lockstep.local_steps, in_lockstep.round_steps) == (local_steps, 0)
 
 
 def test_of_local_steps_rounds_are_measured_each_with_its_exchange(tmp_path):
@@ -555,6 +596,24 @@ def test_runs_of_local_steps_and_of_several_threads_tell_what_messages_cost(
     run = load_run(folder)
     found = from_runs.from_runs(make(), [run], 0.2).transports[from_runs.transport_name(run)]
     assert found["message_us"].value == pytest.approx(400, rel=0.02)
+
+
+def test_a_run_that_leaves_nothing_for_messages_does_not_show_what_they_cost(tmp_path):
+    """Its threads did not compute all the time. Its steps still show the efficiency."""
+    folder = written(tmp_path, make(), "ps-sync", 3, 3, 0.2, threads=2)
+    summary = json.loads((folder / "summary.json").read_text())
+    for process in summary["processes"]:
+        if process["role"] == "worker":
+            process["cpu_s"] /= 2
+    (folder / "summary.json").write_text(json.dumps(summary))
+    guessing = make(made={"guessed": ["ps"]})
+    found = from_runs.from_runs(guessing, [load_run(folder)], 0.2)
+    known = make().transports["ps"]
+    efficiency = found.transports["ps"]["efficiency"]
+    assert found.transports["ps"] | {"efficiency": known["efficiency"]} == known
+    assert efficiency.value == pytest.approx(0.94, abs=0.03)
+    assert found.made["left_nothing"] == ["ps-sync-w3-s3-r1"]
+    assert found.made["guessed"] == ["ps"]
 
 
 def test_runs_at_two_rates_tell_what_messages_cost_from_what_the_wire_carries(tmp_path):

@@ -222,8 +222,13 @@ def test_runs_that_share_the_cores_of_one_host_lead_to_a_probability(little, tmp
 
 
 def test_what_was_measured_with_local_steps_is_foretold_with_them(little, tmp_path):
-    runs = find_runs([comparison(tmp_path, options={"local_steps": 5})])
-    assert flips(runs, "RING")["here"]["local_steps"] == 5
+    """The line names them. Without local steps it names none."""
+    runs = find_runs([comparison(tmp_path / "with", options={"local_steps": 5})])
+    found = flips(runs, "RING")
+    assert found["here"]["local_steps"] == 5
+    assert found["says"].startswith("on 2 machines at 1 Gbit/s with 5 local steps: ")
+    without = flips(find_runs([comparison(tmp_path / "without")]), "RING")
+    assert without["says"].startswith("on 2 machines at 1 Gbit/s: ")
 
 
 def test_what_cannot_be_foretold_says_why(tmp_path):

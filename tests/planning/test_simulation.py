@@ -3,6 +3,7 @@ everywhere.
 """
 
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -14,11 +15,12 @@ import pytest
 
 import hvdtrain
 from hvdtrain.base import modes
-from hvdtrain.planning.engine import EventLoop, SharedLink
+from hvdtrain.planning.engine import EventLoop, Processors, SharedLink
 from hvdtrain.planning.from_runs import message_seconds
+from hvdtrain.planning.layout import launched_ranks
 from hvdtrain.planning.predict import simulate
-from hvdtrain.planning.ring import FILLS
-from hvdtrain.planning.scenario import Codec, Layer, Scenario, Stragglers, Transport
+from hvdtrain.planning.ring import AHEAD, BUCKET, CYCLE_S, FILLS, averages_of_exchange
+from hvdtrain.planning.scenario import BUCKET_BYTES, Codec, Layer, Scenario, Stragglers, Transport
 
 # Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
 VGG16 = (
@@ -197,6 +199,20 @@ def test_what_stays_on_a_host_may_cost_the_processors_less():
     assert simulate(apart) == simulate(replace(apart, transport=cheap.transport))
 
 
+def test_a_server_is_beside_the_worker_that_launch_puts_it_beside():
+    """Of two workers with one server that is worker 1. Where workers do not wait for each other, the
+    worker there does most of the work, so that it matters whether this one is slow.
+    """
+    assert launched_ranks(2, 1, 1, "shared") == ((0, 2), (1,))
+    assert launched_ranks(4, 2, 1, "shared") == ((0, 4), (1, 5), (2,), (3,))
+    assert launched_ranks(4, 1, 2, "dedicated") == ((0,), (1, 3), (2, 4))
+    job = scenario("ps-async", 2, 1, placement="shared", bandwidth_gbit=1.0)
+    beside = replace(job, slow=Stragglers({1: 3.0}))
+    assert simulate(beside).step_s > 1.5 * simulate(replace(job, slow=Stragglers({0: 3.0}))).step_s
+    elsewhere = replace(beside, ranks_by_host=((0, 1), (2,)))
+    assert simulate(elsewhere).step_s < simulate(beside).step_s / 1.5
+
+
 def test_what_processes_take_while_idle_is_gone_for_all_else():
     job = scenario("ps-sync", 3, 3, cores=0.45, placement="shared")
     idle = replace(job, transport=Transport(idle_cores=0.05))
@@ -220,6 +236,29 @@ def test_connections_share_a_link_in_no_order_and_each_keeps_its_own():
     for connection in "ab":
         assert [number for name, number, _ in served if name == connection] == list(range(20))
     assert "".join(name for name, _, _ in served) not in ("ab" * 20, "a" * 20 + "b" * 20)
+
+
+def test_threads_share_cores_and_each_further_one_makes_the_others_slower():
+    """On one core, the first work is alone for 0.2 s, shares the core with a second for 0.2 s, and then
+    with a third. When another ends, it is faster again.
+    """
+    loop, ended = EventLoop(), {}
+    cores = Processors(loop, 1.0)
+    for name, begins_at, seconds in (("long", 0.0, 1.0), ("short", 0.2, 0.5), ("last", 0.4, 0.1)):
+
+        def begin(name=name, seconds=seconds):
+            cores.work(seconds, 1, lambda: ended.update({name: loop.now}))
+
+        loop.after(begins_at, begin)
+    loop.run()
+    assert ended == pytest.approx({"last": 0.7, "short": 1.3, "long": 1.6})
+    # With a core for each, nobody waits.
+    loop, ended = EventLoop(), {}
+    cores = Processors(loop, 2.0)
+    for name, seconds in (("long", 1.0), ("short", 0.5)):
+        cores.work(seconds, 1, lambda name=name: ended.update({name: loop.now}))
+    loop.run()
+    assert ended == {"short": 0.5, "long": 1.0}
 
 
 def test_a_synchronous_update_waits_for_the_connection_that_is_served_last():
@@ -351,12 +390,20 @@ def test_a_round_until_an_evaluation_has_as_many_steps_with_local_steps():
 
 
 @pytest.mark.parametrize("megabytes", [5, 60])
-def test_ddp_has_an_operation_for_each_bucket(megabytes):
-    """As many are simulated as runs are taken to have had."""
-    job = scenario("ddp", 4, 0, computing=1e-6, parameters=(megabytes * 250_000,))
+@pytest.mark.parametrize(
+    ("mode", "wait_for", "bucket_bytes", "cycle_s"),
+    [("ddp", "step", BUCKET, 0.0), ("allreduce", "layer", AHEAD * BUCKET_BYTES, CYCLE_S)],
+)
+def test_a_ring_averages_bucket_by_bucket(mode, wait_for, bucket_bytes, cycle_s, megabytes):
+    """DDP its own buckets. Horovod has two at once where layers wait. As many averages are simulated
+    as runs are taken to have had.
+    """
+    job = scenario(mode, 4, 0, 1e-6, parameters=(megabytes * 250_000,), wait_for=wait_for)
     costs = Transport(message_us=100, operation_us=1000)
     job = replace(job, transport=costs, workers_per_host=4, cores=16)
-    assert simulate(job).step_s == pytest.approx(message_seconds(job).each / 4, rel=0.01)
+    assert averages_of_exchange(job) == math.ceil(job.bytes / bucket_bytes)
+    each_s = message_seconds(job).each / 4
+    assert simulate(job).step_s == pytest.approx(cycle_s + each_s, rel=0.01)
 
 
 def test_local_steps_share_the_cost_of_an_exchange():

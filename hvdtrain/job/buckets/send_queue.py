@@ -4,6 +4,7 @@ This is plain state, without locks. `planning` simulates workers with it.
 """
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 
 class SendQueue:
@@ -32,18 +33,24 @@ class SendQueue:
     def clear(self) -> None:
         """Forgets what waits and what is under way."""
         self.waiting: dict[int, None] = {}
+        # A heap of the buckets that wait, and of some that no longer do.
+        self._first: list[int] = []
         self.under_way: float = 0
         self.over_limit: int | None = None
 
     def add(self, number: int) -> None:
         """Adds a bucket to those that wait to be sent."""
         self.waiting[number] = None
+        heappush(self._first, number)
 
     def next_with_room(self) -> int | None:
         """Returns the number of the bucket that can be sent now; None where there is none."""
         if not self.waiting:
+            self._first.clear()
             return None
-        first = min(self.waiting)
+        while self._first[0] not in self.waiting:
+            heappop(self._first)
+        first = self._first[0]
         if self.under_way and self.under_way + self.size_of(first) > self.room:
             return None
         return first

@@ -190,16 +190,21 @@ class StaleSynchronous(Policy):
         Args:
             updates: the updates to apply before.
         """
-        idle = {worker for worker, step in self.idle_after.items() if self.clocks[worker] == step}
-        busy = self.clocks.keys() - idle
-        if not busy:
+        busy_clocks = list(self.clocks.values())
+        if self.idle_after:
+            busy_clocks = [
+                clock
+                for worker, clock in self.clocks.items()
+                if self.idle_after.get(worker) != clock
+            ]
+        if not busy_clocks:
             # Nobody completes the sum before the weights are evaluated or saved.
             updates = [*updates, *self._make_update()]
             if self.clocks.keys() <= self.at_barrier:
                 # All workers have come to the barrier. They go on, and wait for each other again.
                 self.idle_after = {}
                 self.at_barrier = set()
-        slowest = min((self.clocks[worker] for worker in busy), default=math.inf)
+        slowest = min(busy_clocks, default=math.inf)
         limit = math.inf if self.staleness is None else slowest + self.staleness
         released = [release for step, release in self.waiting if step <= limit]
         self.waiting = [(step, release) for step, release in self.waiting if step > limit]
