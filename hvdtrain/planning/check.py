@@ -114,7 +114,8 @@ def job_of_run(
         round_steps = next(evaluated_at, run.summary.steps) or 0
         local_steps = _mean_local_steps(local_steps, round_steps)
     threads = manifest.threads_per_worker or calibration.threads_per_worker
-    is_one_machine = kind.mode == "single" and threads > calibration.threads_per_worker
+    has_more_threads = threads > calibration.threads_per_worker
+    is_one_machine = kind.mode == "single" and has_more_threads and calibration.device == "cpu"
     if not is_one_machine:
         calibration = calibration.with_threads(threads)
     ranks_by_host = [host.ranks for host in manifest.hosts.values() if host.ranks]

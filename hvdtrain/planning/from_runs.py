@@ -65,6 +65,8 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
     hosts = chain.from_iterable(run.manifest.hosts.values() for run in runs)
     known_cores = [host.cores_usable for host in hosts if host.cores_usable]
     cores = min(known_cores, default=base.cores_per_host)
+    if runs and all(run.on_gpu for run in runs):
+        base = replace(base, device="cuda")  # computing took no processor time from messages
     calibration = replace(
         base.on_hosts(max(LEAST_CORES, cores), base.workers_per_host, _threads(runs, base)),
         bandwidth_gbit=bandwidth or base.bandwidth_gbit,

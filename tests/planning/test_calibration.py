@@ -586,6 +586,21 @@ def test_runs_correct_a_calibration(tmp_path):
     assert (found.most_workers, found.bandwidth_gbit) == (3, 0.2)
 
 
+def test_runs_on_gpus_tell_what_messages_cost(tmp_path):
+    """A worker's threads do not compute there, and one process is no faster with more threads."""
+    made = make(device="cuda")
+    folders = [written(tmp_path, made, "ps-sync", 3, 3, 0.2, 2.0)]
+    folders.append(written(tmp_path, made, "single", 1, 0, 0.2))
+    for folder in folders:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest |= {"device": "cuda:0", "threads_per_worker": 16}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    found = from_runs.from_runs(make(), [load_run(folder) for folder in folders], 0.2)
+    assert found.device == "cuda"
+    assert found.transports["ps"]["message_us"].value == pytest.approx(400, rel=0.02)
+    assert found.layers[0].forward_ms.value == pytest.approx(6)
+
+
 @pytest.mark.parametrize(("local_steps", "threads"), [(1, 2), (3, 1), (6, 2)])
 @pytest.mark.parametrize(("mode", "servers"), [("ddp", 0), ("ps-sync", 3)])
 def test_runs_of_local_steps_and_of_several_threads_tell_what_messages_cost(
