@@ -46,6 +46,7 @@ def alone(tmp_path_factory):
         ("allreduce", ()),
         ("allreduce", ("--amid",)),
         ("allreduce", ("--synchronize", "--loose")),
+        ("allreduce", ("--unused",)),
         ("ddp", ("--one-model",)),
         ("sharded", ("--synchronize",)),
         ("ps-sync", ("--unused", "--clip-own")),
@@ -136,6 +137,7 @@ FAULTS = [
     ("parameters", 2, "worker 1"),
     ("order", 2, "parameter 0 of worker 1 is 1.bias [2]"),
     ("early", 2, "worker 0 ended after 7 steps"),
+    ("second", 2, "had a second gradient before step"),
 ]
 
 
