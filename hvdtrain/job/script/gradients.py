@@ -437,7 +437,7 @@ class _WholeBucket:
         # What is sent, in the parameters' shapes.
         self._sent = [] if memory is None else views(memory, parameters)
 
-    def gather(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    def gather(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Returns these gradients, one of each parameter, together: [bucket] float32."""
         if self._memory is None:
             self._sent = [gradients[0].contiguous()]
