@@ -47,6 +47,7 @@ def alone(tmp_path_factory):
         ("allreduce", ("--amid",)),
         ("allreduce", ("--synchronize", "--loose")),
         ("allreduce", ("--channels-last", "--optimizer", "fused")),
+        ("allreduce", ("--unused",)),
         ("ddp", ("--one-model",)),
         ("sharded", ("--synchronize",)),
         ("ps-sync", ("--unused", "--clip-own")),
@@ -137,6 +138,7 @@ FAULTS = [
     ("parameters", 2, "worker 1"),
     ("order", 2, "parameter 0 of worker 1 is 1.bias [2]"),
     ("early", 2, "worker 0 ended after 7 steps"),
+    ("second", 2, "had a second gradient before step"),
 ]
 
 

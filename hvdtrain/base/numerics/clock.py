@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -24,6 +24,9 @@ OTHERS = ("barrier", "lease", "refresh", "metrics")
 PARTS = PHASES + OTHERS
 WAITS = ("comm", "barrier", "lease", "refresh")  # parts in which a worker waits for other processes
 COMPUTING = ("forward", "backward")
+# Parts before COMPUTING: at the end of these a clock reads the processor time. To read it is a system
+# call. Within COMPUTING it is enough to read it at the end of backward.
+BEFORE_COMPUTING = ("data", "optimizer")
 
 # The shortest wait for weights that is traced. Most layers find their weights at once.
 SHORTEST_S = 5e-5
@@ -40,10 +43,9 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_gpu = device.type == "cuda"
+        self.now: Callable[[], Any] = self._event if self.on_gpu else time.perf_counter
 
-    def now(self) -> Any:
-        if not self.on_gpu:
-            return time.perf_counter()
+    def _event(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         # Each thread has another current device.
         event.record(torch.cuda.current_stream(self.device))
@@ -119,9 +121,13 @@ class Clock:
         self.hidden_s = 0.0
         self.lapped_s = 0.0
         self.computing_cpu_seconds = 0.0
+        # The parts at whose end the processor time is read: see BEFORE_COMPUTING.
+        self._read_at = {*BEFORE_COMPUTING, "backward"}
+        if alone:  # `comm` is the end of backward then: see `lap`
+            self._read_at.add("comm")
         # The same of the lap that goes on.
         self._computed_cpu_s = 0.0
-        # The processor time of this thread at the last mark, and at the last gradient.
+        # The processor time of this thread when it was read at a mark, and at the last gradient.
         self._cpu_at_mark = 0.0
         self._cpu_at_gradient = 0.0
         # How many gradients have been noted since the last backward, and the fewest of a backward.
@@ -187,9 +193,11 @@ class Clock:
 
     def mark(self, part: str) -> None:
         """Ends a part of the lap."""
-        self.marks.append((part, self.watch.now()))
-        self._before = self.marks[-1][1]
-        self._end_cpu(part, self._cpu_now())
+        moment = self.watch.now()
+        self.marks.append((part, moment))
+        self._before = moment
+        if part in self._read_at:
+            self._end_cpu(part, self._cpu_now())
 
     def mark_last_gradient(self, part: str) -> None:
         """Ends a part at the moment at which the last gradient was computed."""
@@ -229,32 +237,35 @@ class Clock:
         Returns:
             The seconds of each part.
         """
-        self.wait()
-        last = self.marks[-1][1]
-        now = time.perf_counter()
+        marks = self.marks
+        if self.watch.on_gpu:
+            last = marks[-1][1]
+            self.wait()
+            now = time.perf_counter()
 
-        def clock_time(moment: Any) -> float:
-            """Returns the moment by time.perf_counter, also of an event of a GPU."""
-            if isinstance(moment, torch.cuda.Event):
-                return now - self.watch.seconds(moment, last)
-            return moment
+            def clock_time(moment: Any) -> float:
+                """Returns the moment by time.perf_counter, also of an event of a GPU."""
+                if isinstance(moment, torch.cuda.Event):
+                    return now - self.watch.seconds(moment, last)
+                return moment
 
-        marks = [(part, clock_time(moment)) for part, moment in self.marks]
-        waited = [(clock_time(began), clock_time(ended)) for began, ended in waits]
-        updated = [(clock_time(began), clock_time(ended)) for began, ended in updates]
+            marks = [(part, clock_time(moment)) for part, moment in marks]
+            waits = [(clock_time(began), clock_time(ended)) for began, ended in waits]
+            updates = [(clock_time(began), clock_time(ended)) for began, ended in updates]
+        is_recording = trace.is_recording()
         self.lapped_s += marks[-1][1] - marks[0][1]
         self.computing_cpu_seconds = self._computed_cpu_s
         self._computed_cpu_s = 0.0
         spent = dict.fromkeys(PARTS, 0.0)
-        self.hidden_s = seconds_of(cut_to(marks[0][1], marks[-1][1], updated))
-        for part, outer_part, (began, ended) in divide(marks, waited, updated):
+        self.hidden_s = seconds_of(cut_to(marks[0][1], marks[-1][1], updates))
+        for part, outer_part, (began, ended) in divide(marks, waits, updates):
             seconds = ended - began
             spent[part] += seconds
             if outer_part:
                 spent[outer_part] -= seconds
             if outer_part == "comm":
                 self.hidden_s -= seconds
-            if trace.is_recording() and (not outer_part or seconds > SHORTEST_S):
+            if is_recording and (not outer_part or seconds > SHORTEST_S):
                 trace.span(trace.STEP, part, began, ended)
         self.marks = self.marks[-1:]
         return move(spent, "comm", "backward", spent["comm"]) if self.alone else spent

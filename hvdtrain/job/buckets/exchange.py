@@ -86,15 +86,12 @@ class Bucketer:
         # Of each parameter that has come: see _place.
         self._place_of: dict[int, torch.Tensor | None] = {}
 
-    def gathered(self, parameter: int) -> torch.Tensor | None:
-        """Returns the memory in which a parameter's gradient is gathered with those of others.
+    def memory(self, number: int) -> torch.Tensor | None:
+        """Returns the memory in which a bucket's gradients are gathered, [bucket] float32.
 
-        None where the gradient, or a part of it, fills a bucket alone.
+        None where one gradient, or a part of it, fills the bucket alone, and with `staging`.
         """
-        overlaps = self.overlaps[parameter]
-        if len(overlaps) != 1 or overlaps[0].bucket not in self._gathered:
-            return None
-        return self._gathered[overlaps[0].bucket][overlaps[0].in_bucket]
+        return self._gathered.get(number)
 
     def put(self, parameter: int, gradient: torch.Tensor) -> None:
         """Takes a parameter's gradient, which nobody else may change any more."""
@@ -114,10 +111,17 @@ class Bucketer:
                 self._count(number, of_bucket)
 
     def _place(self, parameter: int, shape: torch.Size) -> torch.Tensor | None:
-        """Returns what `gathered` does, in the gradient's shape."""
+        """Returns where the gradient, which has this shape, is gathered with those of others.
+
+        None where it lies in several buckets, or fills one alone.
+        """
         if parameter not in self._place_of:
-            gathered = self.gathered(parameter)
-            self._place_of[parameter] = None if gathered is None else gathered.view(shape)
+            overlaps = self.overlaps[parameter]
+            place = None
+            if len(overlaps) == 1 and overlaps[0].bucket in self._gathered:
+                gathered = self._gathered[overlaps[0].bucket]
+                place = gathered[overlaps[0].in_bucket].view(shape)
+            self._place_of[parameter] = place
         return self._place_of[parameter]
 
     def _take(self, number: int, place: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -230,7 +234,8 @@ class Exchange:
         staging: copies gradients off a GPU to CPU memory, from where they are sent.
         room: bytes of gradients under way at once, for each server. Enough to fill a link while
             answers travel back; little enough that a bucket that forward needs soon, ready late,
-            does not queue behind all others (Jayarajan et al., 2019, arXiv:1905.03960).
+            does not queue behind all others (Jayarajan et al., 2019, arXiv:1905.03960). Infinity:
+            each bucket is sent when it is ready.
         patience: seconds of a wait after which `tell` is called, again and again. The wait goes on:
             whoever knows that a rank is lost calls `fail`.
         tell: called with a line about a wait.
@@ -274,6 +279,7 @@ class Exchange:
             bucket.server: SendQueue(room, lambda number: self.lanes[number].size)
             for bucket in buckets
         }
+        self._has_room_for_all = room == float("inf")  # then no bucket waits in a queue
         self._error: BaseException | None = None
         self._beginnings = 0  # see begin_again
 
@@ -416,6 +422,10 @@ class Exchange:
 
     def _send(self, ready: Lane | None = None) -> None:
         """Sends this bucket and the others that wait, as far as there is room."""
+        if self._has_room_for_all:
+            if ready:
+                self._hand_over(ready)
+            return
         if ready:
             with self._changed:
                 self.queues[ready.bucket.server].add(ready.number)
@@ -426,12 +436,16 @@ class Exchange:
                     return
                 lane = self.lanes[number]
                 self.queues[lane.bucket.server].send(number)
-            gradient = lane.gradient
-            lane.gradient = None
-            lane.sent_at = time.perf_counter()
-            answer = lane.send(gradient)
-            self.on_sent(lane, self._bytes_under_way())
-            answer.add_done_callback(partial(self._answered, lane, self._beginnings))
+            self._hand_over(lane)
+
+    def _hand_over(self, lane: Any) -> None:
+        """Has the lane send its gradient."""
+        gradient = lane.gradient
+        lane.gradient = None
+        lane.sent_at = time.perf_counter()
+        answer = lane.send(gradient)
+        self.on_sent(lane, self._bytes_under_way())
+        answer.add_done_callback(partial(self._answered, lane, self._beginnings))
 
     def _next(self) -> int | None:
         """Returns the number of the bucket to send now; None where there is none.
@@ -463,10 +477,11 @@ class Exchange:
             self.fail(lane.failure(error))
             return
         try:
-            with self._changed:
-                self.queues[lane.bucket.server].answered(lane.number)
-            # There is room for another bucket, which travels while this one is written.
-            self._send()
+            if not self._has_room_for_all:
+                with self._changed:
+                    self.queues[lane.bucket.server].answered(lane.number)
+                # There is room for another bucket, which travels while this one is written.
+                self._send()
             lane.take(answer)
             self.on_answered(lane, came, self._bytes_under_way())
             with self._changed:

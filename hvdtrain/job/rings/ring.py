@@ -218,7 +218,8 @@ class RingLane(Lane):
         context: the optimizer's learning rate, or its settings for each group of parameters.
         only_averages: the average is left where the gradient was, for an optimizer that is not the
             lane's.
-        sent: [bucket] float32, the gradient that was sent last, if `only_averages`.
+        sent: [bucket] float32, the gradient that was sent, and then the average, if
+            `only_averages`. Whoever has used the average removes it.
     """
 
     context: StepSettings

@@ -204,7 +204,7 @@ class Bucketed(Gradients):
         self._has_begun = False
         self._is_synchronized = False
         # Of each parameter with a gradient, outside of accumulate: how that was then, or None where
-        # it was sent at once.
+        # it leaves as early as it can.
         self._came: dict[int, tuple[int, int] | None] = {}
         self._sent: set[int] = set()
         self._sent_with: Any = None  # the settings of the step that has begun
@@ -230,17 +230,21 @@ class Bucketed(Gradients):
             self.may_be_early = False
         if self.is_early:
             self._came[number] = None
-            self._begin()
-            self._send(number, parameter)
+            self.take_early(number)
         else:
             self._came[number] = _state_of(parameter.grad)
 
     def _refuse_second(self, number: int) -> None:
-        if number in self._sent:
+        if self._came[number] is None or number in self._sent:
             raise Failure(
                 f"{self.names[number]} had a second gradient before step, and the first has been "
                 "sent: have all backward passes of a step but the last in `with job.accumulate():`"
             )
+
+    def take_early(self, number: int) -> None:
+        """Sends a parameter's gradient, which backward has just computed."""
+        self._begin()
+        self.send(number)
 
     def _begin(self) -> None:
         """Begins to send a step's gradients, if it has not begun."""
@@ -250,24 +254,27 @@ class Bucketed(Gradients):
         self._sent_with = self.handed_in.settings()
         self.sync.begin_carrying(self._sent_with, len(self.exchange.lanes), True)
 
-    def _send(self, number: int, parameter: torch.Tensor) -> None:
+    def send(self, number: int) -> None:
+        """Sends a parameter's gradient. The step has begun."""
+        gradient = self.leaving(number).contiguous()
+        self.exchange.bucketer.put(number, gradient)
+
+    def leaving(self, number: int) -> torch.Tensor:
+        """Returns a parameter's gradient, which is sent now.
+
+        Before the script calls `step`, the parameter has none from now on: the script would see a
+        gradient that is being averaged.
+        """
+        parameter = self.parameters[number]
         gradient = parameter.grad
         if gradient is None:
             gradient = torch.zeros_like(parameter)
         if gradient.layout != torch.strided:
             raise Failure(f"{self.names[number]} has sparse gradients: use sparse=False")
         self._sent.add(number)
-        gradient = gradient.contiguous()
-        self.leave(number, parameter, gradient)
-        self.exchange.bucketer.put(number, gradient)
-
-    def leave(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Removes the parameter's gradient if it is sent before the script calls `step`.
-
-        The script would see a gradient that is being averaged.
-        """
         if self.is_early:
             parameter.grad = None
+        return gradient
 
     def _send_rest(self) -> None:
         """Sends what has not left yet; a parameter without a gradient sends zeros."""
@@ -291,14 +298,14 @@ class Bucketed(Gradients):
         others = [number for number in range(len(self.parameters)) if number not in self._came]
         for number in [*self._came, *others]:
             if number not in self._sent:
-                self._send(number, self.parameters[number])
+                self.send(number)
 
     def _note_changes(self) -> None:
         """Has gradients leave at `step` from now on, if the script has changed some before."""
         changed = [
             self.names[number]
             for number, before in self._came.items()
-            if number not in self._sent and _state_of(self.parameters[number].grad) != before
+            if before is not None and _state_of(self.parameters[number].grad) != before
         ]
         if not (changed and self.may_be_early):
             return
@@ -337,22 +344,31 @@ def buckets_for_averages(config: RunConfig, handed_in: HandedIn) -> tuple[RunCon
     most = min(config.bucket_elements, max(first, int(LARGEST_PART * elements)))
     borders = borders_of_whole(sizes, first, most)
     undivided = replace(config, bucket_mb=max(config.bucket_mb, 4 * elements / 2**20))
-    return undivided, sorted({*handed_in.borders(), *borders})
+    return undivided, borders
 
 
 class Averaged(Bucketed):
-    """Gradients that Horovod averages, for the script's own optimizer."""
+    """Gradients that Horovod averages, for the script's own optimizer.
+
+    A gradient that backward has computed is only counted. With the last one of a bucket, all
+    gradients of the bucket leave.
+    """
 
     def __init__(self, sync: Any, *arguments: Any) -> None:
         sync.only_averages = True
         super().__init__(sync, *arguments)
-        self._alone: dict[int, torch.Tensor] = {}  # the step's gradients that are not gathered
-        # Of each parameter that is gathered with others: the memory in which it is averaged too.
-        self._gathered: dict[int, torch.Tensor] = {}
-        for number, parameter in enumerate(self.parameters):
-            gathered = self.exchange.bucketer.gathered(number)
-            if gathered is not None:
-                self._gathered[number] = gathered.view(parameter.shape)
+        # Of each parameter: the number of its bucket. One without elements, which no bucket has,
+        # comes with the first.
+        self._bucket_of = [(of or [0])[0] for of in self.exchange.bucketer.of_parameter]
+        self._buckets = [self._whole_bucket(lane.number) for lane in self.exchange.lanes]
+
+    def _whole_bucket(self, place: int) -> "_WholeBucket":
+        numbers = [number for number, of in enumerate(self._bucket_of) if of == place]
+        memory = self.exchange.bucketer.memory(place)
+        if memory is None and len(numbers) > 1:
+            elements = self.exchange.lanes[place].bucket.elements
+            memory = torch.empty(elements, device=self.weights.device)
+        return _WholeBucket(numbers, [self.parameters[number] for number in numbers], memory)
 
     def exchanged_weights(self, holder: nn.Module) -> torch.Tensor:
         """Returns a placeholder of the weights' length, whose elements share their memory.
@@ -363,10 +379,20 @@ class Averaged(Bucketed):
         elements = sum(p.numel() for p in self.parameters)
         return torch.empty(1, device=self.parameters[0].device).expand(elements)
 
-    def leave(self, number: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        super().leave(number, parameter, gradient)
-        if number not in self._gathered:
-            self._alone[number] = gradient
+    def take_early(self, number: int) -> None:
+        bucket = self._buckets[self._bucket_of[number]]
+        bucket.missing -= 1
+        if not bucket.missing:
+            self._begin()
+            self.send(number)
+
+    def send(self, number: int) -> None:
+        """Sends all gradients of the parameter's bucket. The step has begun."""
+        place = self._bucket_of[number]
+        bucket = self._buckets[place]
+        bucket.missing = len(bucket.numbers)
+        gradients = [self.leaving(number) for number in bucket.numbers]
+        self.exchange.send(place, bucket.gather(gradients))
 
     def synchronize(self) -> None:
         if self._is_synchronized:
@@ -374,25 +400,64 @@ class Averaged(Bucketed):
         self._is_synchronized = True
         self._send_rest()
         self.sync.refresh()
-        for number, gathered in self._gathered.items():
-            self.parameters[number].grad = gathered
-        for number, gradient in self._alone.items():
-            self._take_average(number, gradient.view(-1))
-            self.parameters[number].grad = gradient
-        self._alone.clear()
-
-    def _take_average(self, number: int, flat: torch.Tensor) -> None:
-        """Leaves the average in a parameter's gradient, where it does not lie there already."""
-        for bucket, in_bucket, in_parameter in self.exchange.bucketer.overlaps[number]:
-            average = self.exchange.lanes[bucket].sent[in_bucket]
-            own = flat[in_parameter]
-            if average.data_ptr() != own.data_ptr():
-                own.copy_(average)
+        for bucket, lane in zip(self._buckets, self.exchange.lanes, strict=True):
+            bucket.take_average(lane.sent)
+            del lane.sent  # the script may free it
 
     def step(self) -> None:
         self.synchronize()
         self._end()
         self.own_step()
+
+
+class _WholeBucket:
+    """The gradients of a bucket of whole parameters.
+
+    Args:
+        numbers: the parameters' numbers.
+        parameters: the parameters.
+        memory: [bucket] float32, where gradients of several parameters are gathered. None where
+            there is one parameter, whose gradient stays where it lies.
+
+    Attributes:
+        numbers: the same.
+        missing: how many gradients have not come yet in this step, where they leave early.
+    """
+
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        parameters: list[nn.Parameter],
+        memory: torch.Tensor | None,
+    ) -> None:
+        self.numbers = numbers
+        self.missing = len(numbers)
+        self._parameters = parameters
+        self._memory = memory
+        # What is sent, in the parameters' shapes.
+        self._sent = [] if memory is None else views(memory, parameters)
+
+    def gather(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Returns these gradients, one of each parameter, together: [bucket] float32."""
+        if self._memory is None:
+            self._sent = [gradients[0].contiguous()]
+            return self._sent[0].view(-1)
+        torch._foreach_copy_(self._sent, gradients)
+        return self._memory
+
+    def take_average(self, average: torch.Tensor) -> None:
+        """Makes the parts of the average, [bucket] float32, the parameters' gradients."""
+        is_there = average.data_ptr() == self._sent[0].data_ptr()  # averaged where it lay
+        if not is_there:
+            parts = views(average, self._parameters)
+            torch._foreach_copy_(self._sent, parts)
+        for parameter, gradient in zip(self._parameters, self._sent, strict=True):
+            if not parameter.is_contiguous():
+                # In channels_last, say: fused kernels need the parameter's memory layout.
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            parameter.grad = gradient
+        if self._memory is None:  # the script may free it
+            self._sent = []
 
 
 class Carried(Bucketed):
