@@ -23,7 +23,7 @@ NCCL's headers are here, while the steps run that do not need it. Steps come in 
 worth, each with a limit on time; one that fails or is cut off is written down, and the next goes
 on. OUT has four files, written as figures come: results.json, results.md, steps.log and build.log.
 
-Rehearsed on two cores all of it takes seven minutes, of which Horovod's build is half.
+Rehearsed on two cores all of it takes six to eight minutes, of which two or three build Horovod.
 
 With --work FOLDER the environment stays there, and the next start uses it again, for --only decode,
 say. A wheel of Horovod among the wheels, in place of its source, is not built again; a start leaves
