@@ -36,6 +36,7 @@ READMES = {
         ROOT / "README.md",
         *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md")),
         *TUTORIALS,
+        ROOT / "hvdtrain" / "planning" / "gallery.md",
     ]
 }
 # Commands in ```bash blocks that do not run here, and why.

@@ -93,7 +93,7 @@ def compare_words(name: str, batch: int) -> list[str]:
     words = ["compare", "-H", hosts, *MODELS[name].words, "--batch-size", str(2 * batch)]
     # Without these the search would try more settings, which takes some minutes longer.
     words += ["--wire", "zmq", "--ring-transport", "gloo", "--wait-for", "step", "--bucket-mb", "4"]
-    return [*words, "--modes", MODES, "--trainings", "0", "--repeats", "5"]
+    return [*words, "--modes", f"single,{MODES}", "--repeats", "5"]
 
 
 def predict(names: Sequence[str], out: Path) -> None:
@@ -215,7 +215,9 @@ def page(names: Sequence[str], out: Path) -> str:
             *table(columns, sorted(lines, key=lambda line: [int(line[0]), int(line[1])])),
         ]
     made = [datetime.fromtimestamp((out / f"{name}.json").stat().st_mtime, UTC) for name in names]
-    intro = INTRODUCTION.format(date=f"{max(made):%d %B %Y}".lstrip("0"))
+    has_measured = any(short.startswith("**") for line in overview for short in line)
+    measured = MEASURED if has_measured else ""
+    intro = INTRODUCTION.format(date=f"{max(made):%d %B %Y}".lstrip("0"), measured=measured)
     return "\n".join([intro, *table(headings, overview), "", DETAILS, *details, ""])
 
 
@@ -236,21 +238,23 @@ the commands below. `tests/benchmarks/gallery.py` makes this page. It was made o
 
 Each host has one core and one worker, and the batch is the batch of a worker. With faster hosts, messages take a larger
 part of a step. So if your hosts compute eight times as fast, look at the batch of 8 instead of 64. The images are
-`digits`. Predictions also try gradients in fp16; measurements send float32.
+`digits`. Predictions also try gradients in fp16.
 
 | in a cell | meaning |
 |---|---|
-| **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer |
-| RING 97% | predicted by `plan predict`: the ring is the fastest with a probability of 97 % |
+{measured}| RING 97% | predicted by `plan predict`: the ring is the fastest with a probability of 97 % |
 | RING? | predicted, without a probability: no measurement has ever [confirmed](README.md#the-map) such a prediction |
 | ? | the same, and no side is likely enough |
 | ONE | one machine, with the same global batch |
 """
+MEASURED = (
+    "| **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer; figures are "
+    "the mean of five repeats, the lowest and the highest |\n"
+)
 DETAILS = """\
 ## Samples/s and commands
 
-Predictions have intervals of 90 %. Measured figures are bold: the mean of five repeats, the lowest and the highest.
-Commands are for a batch of 8. The last command needs two hosts:
+Predictions have intervals of 90 %. Commands are for a batch of 8. The last command measures the answer for two hosts:
 `hvdtrain hosts up --count 2 --rate 1gbit --cpus 1,1 --prefix gallery`."""
 
 
