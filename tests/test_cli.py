@@ -51,6 +51,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text("")
     (tmp_path / "comparison" / "runs").mkdir(parents=True)
+    (tmp_path / "comparison" / "logs").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
     # What a rank sets for itself is not meant for the next test.

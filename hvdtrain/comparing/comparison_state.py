@@ -61,7 +61,7 @@ class ComparisonState:
         try:
             content = parse_json(read_whole(self.path, LARGEST_DOCUMENT))
             self.experiment = dict(content["asked"])
-            self.contenders = dict(content["contenders"])
+            self.contenders = convert(content["contenders"], dict[str, dict[str, Any]])
             self.disturbed = list(content.get("disturbed", []))
             self.rates = convert(content.get("rates", []), list[FoundRate])
         # There is no file yet, or somebody else has written it.
@@ -114,7 +114,8 @@ class ComparisonState:
 
     def speed(self, run: Planned) -> float:
         """Returns the samples/s of a run's contender; 0 if the contender has not run."""
-        return float(self._find(run).get("samples_per_s", 0))
+        speed = self._find(run).get("samples_per_s", 0)
+        return float(speed) if isinstance(speed, int | float) else 0.0
 
     def left_out(self, run: Planned) -> str:
         """Returns why a run's contender was left out; empty if it was not."""

@@ -21,6 +21,8 @@ from hvdtrain.runs.request import CHOICES
 
 # Fields that `compare` sets for each run.
 _SET_BY_COMPARE = {"mode", "servers", "repeat", "seed", "threads", "sprint"}
+# Fields that change what is recorded or when a rank is lost, and not what is compared.
+_OF_RECORDING = {"snapshot_every", "keep_snapshots", "save", "log_every", "timeout"}
 # Fields of a learning rate that `compare` has looked for.
 _OF_FOUND_RATE = {"lr", "lr_around", "lr_trainings", "looked_for"}
 # A longer comparison's runs take so many times as long.
@@ -118,6 +120,8 @@ def _option(
         return []
     if isinstance(usual, bool):
         return [flag(field.name) if True in values else f"--no-{flag(field.name)[2:]}"]
+    if field.name in _OF_RECORDING:  # `compare` takes one value
+        values = values[:1]
     return [flag(field.name), ",".join(str(in_words(field, value)) for value in values)]
 
 

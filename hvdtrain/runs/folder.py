@@ -19,6 +19,7 @@ from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import some_of
 from hvdtrain.base.system.locks import lock, unlock
+from hvdtrain.base.system.own_code import is_code
 
 CONFIG = "config.toml"
 # Bytes. With less free space a failed job could probably not write.
@@ -64,8 +65,9 @@ def check_free(folder: Path, others_log: bool = False) -> None:
     state = "is not empty"
     if is_begun(folder):
         state = "holds a run, which --resume goes on with"
-    elif (folder / "runs").is_dir():
-        state = f"holds a comparison, which `hvdtrain report {folder}` shows"
+    elif (folder / "runs").is_dir() and (folder / "logs").is_dir():
+        shown = shlex.quote(str(folder))
+        state = f"holds a comparison, which `hvdtrain report {shown}` shows"
     raise UsageError(f"--out {folder} {state}: choose another folder, or remove it yourself")
 
 
@@ -195,13 +197,27 @@ def how_to_go_on(folder: Path, command: str) -> str:
     Args:
         command: `launch` or `train`.
     """
-    resume = f"`hvdtrain {command} --resume --out {shlex.quote(str(folder))}`"
     step = last_saved_step(folder)
+    options = _options(folder)
+    if options.get("script", "none") != "none":
+        return "a script's job cannot be resumed: give the same command with another --out"
+    words = f"{command} --resume --out {shlex.quote(str(folder))}"
+    if any(is_code(str(options.get(name, ""))) for name in ("model", "dataset")):
+        words += " --trust-model"
+    resume = f"`hvdtrain {words}`"
     if step is not None:
         return f"{resume} goes on after step {step}"
     if is_begun(folder):
         return f"nothing had been saved: {resume} begins it again"
     return "nothing had been saved: give the same command again"
+
+
+def _options(folder: Path) -> dict[str, Any]:
+    """Returns the options of the run in a folder; empty if they cannot be read."""
+    try:
+        return parse_toml(read_whole(folder / CONFIG, LARGEST_CONFIG).decode())
+    except (OSError, ValueError):
+        return {}
 
 
 def has_full_disk(folder: Path) -> bool:

@@ -160,7 +160,7 @@ def test_runs_of_a_version_with_other_options_are_told_and_left(tmp_path):
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "runs").mkdir()
-    with pytest.raises(UsageError, match="holds a comparison"):
+    with pytest.raises(UsageError, match="is not empty"):
         find_finished(tmp_path)
     (tmp_path / "logs").mkdir()
     assert find_finished(tmp_path) == {}

@@ -17,6 +17,7 @@ from helpers.packed_sets import contents, pack
 from planning.test_calibration import make
 
 import hvdtrain
+from hvdtrain.base.config.option_types import FileToWrite
 from hvdtrain.base.config.writing import replacing, write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.data.find import find_dataset
@@ -75,7 +76,7 @@ def test_a_pipe_is_written_to(tmp_path):
 def test_a_failed_json_leaves_the_one_before(tmp_path):
     calibration, file = tmp_path / "cal.json", tmp_path / "rows.json"
     make().save(calibration)
-    file.write_text("old")
+    file.write_text("{}")
     (tmp_path / "link").symlink_to(file)
     asked = "--modes allreduce,ps-sync --workers 2 --servers 1 --bandwidth 1gbit"
     words = ["predict", str(calibration), *asked.split(), "--json"]
@@ -88,6 +89,21 @@ def test_a_failed_json_leaves_the_one_before(tmp_path):
     assert isinstance(failed.exception, OSError), failed.output
     assert file.read_text() == written
     assert sorted(os.listdir(tmp_path)) == ["cal.json", "link", "rows.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_replaced"),
+    [(b"", True), (b' {"rows": []}', True), (b"<svg/>", True), (b"import torch\n", False)],
+)
+def test_a_file_of_another_kind_is_not_replaced(tmp_path, content, is_replaced):
+    """As where a user names a script for --json."""
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    if is_replaced:
+        assert FileToWrite().convert(str(file), None, None) == file
+        return
+    with pytest.raises(UsageError, match="is a file of another kind"):
+        FileToWrite().convert(str(file), None, None)
 
 
 def test_what_a_killed_process_had_moved_aside_comes_back(tmp_path):

@@ -205,6 +205,8 @@ def test_the_root_folder_is_no_run(command, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     [line] = capsys.readouterr().err.splitlines()
-    refusal = "hvdtrain: (no run in /|/ is (no|not a) |/ cannot be a run folder|--out /)"
+    refusal = (
+        "hvdtrain: (no run in /|/ is (no|not a) |/ cannot be (a|read as a) run folder|--out /)"
+    )
     assert ended.value.code == 2
     assert re.match(refusal, line), line

@@ -53,6 +53,6 @@ def test_workers_that_have_other_images_are_told_and_all_end(tmp_path):
     assert done.returncode == 1
     for rank in (1, 2):
         assert (
-            f"hvdtrain: rank {rank} failed: ranks [2] have other images than those of rank 1"
+            f"hvdtrain: rank {rank} failed: ranks [2] have other data than that of rank 1"
             in done.stdout
         )

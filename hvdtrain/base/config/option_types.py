@@ -81,8 +81,12 @@ class Real(click.FloatRange):
         return number
 
 
+# How files begin that commands write: JSON, SVG, PNG and PDF.
+_WRITTEN = (b"{", b"[", b"<?xml", b"<svg", b"\x89PNG", b"%PDF")
+
+
 class FileToWrite(click.Path):
-    """A file in an existing folder."""
+    """A file in an existing folder. Only a file of a kind that commands write is replaced."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -91,7 +95,21 @@ class FileToWrite(click.Path):
         path: Any = super().convert(value, param, ctx)
         if not path.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} in")
+        if path.is_file() and not _may_be_replaced(path):
+            raise UsageError(
+                f"{path} is a file of another kind: name another, or remove it yourself"
+            )
         return path.resolve() if path.is_symlink() and path.is_file() else path
+
+
+def _may_be_replaced(file: Path) -> bool:
+    """Returns whether a file is empty, or begins like a file that a command has written."""
+    try:
+        with file.open("rb") as opened:
+            begins = opened.read(100).lstrip()
+    except OSError:
+        return True  # who writes to it is told why it cannot be
+    return not begins or begins.startswith(_WRITTEN)
 
 
 class Folder(click.Path):

@@ -2,7 +2,17 @@
 
 import click
 
-LAUNCH_OPTIONS = ("-n", "--num-workers", "--workers", "-H", "--hosts", "--hostfile", "--launcher")
+LAUNCH_OPTIONS = (
+    "-n",
+    "--num-workers",
+    "--workers",
+    "-H",
+    "--hosts",
+    "--hostfile",
+    "--launcher",
+    "--elastic",
+    "--respawn",
+)
 # Names that other tools have for an option, with - for _.
 OTHERS_NAMES = {
     "--lr": ("--learning-rate", "--base-lr", "--init-lr"),
@@ -46,7 +56,7 @@ def explain_unknown(option: str, command: click.Command) -> str:
     starts_ranks = name in LAUNCH_OPTIONS or name in OTHERS_LAUNCH_OPTIONS
     if command.name == "train" and starts_ranks:
         return "train is one rank of a job, and `hvdtrain launch -n 2 -- …` starts several"
-    if name in ("--local-rank", "--rank"):
+    if name in ("--local-rank", "--rank") and command.name in ("train", "run"):
         return (
             "ranks find themselves in the environment; start them by torchrun in place of "
             "torch.distributed.launch"

@@ -24,7 +24,7 @@ MOST_NAMED = 20_000  # classes that a manifest names
 _ALIKE = (
     ("code", "have another --model or --script file than that"),
     ("weights", "do not start from the weights"),
-    ("images", "have other images than those"),
+    ("images", "have other data than that"),
 )
 
 

@@ -81,8 +81,9 @@ def _write_results(training: Training, measured: Measured, test: Batches | None)
         write_whole(job.folder / ANSWERS, np.packbits(bits).tobytes())
     write_json(job.folder / "summary.json", summary)
     if not math.isfinite(summary["val_loss"] or 0):
+        remedy = "a lower learning rate" if job.config.script else "a lower --lr"
         progress.print(
-            f"training diverged: the validation loss is {summary['val_loss']}; try a lower --lr"
+            f"training diverged: the validation loss is {summary['val_loss']}; try {remedy}"
         )
 
 
