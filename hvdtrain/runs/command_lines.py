@@ -160,11 +160,14 @@ def _lengths(
         words = _training_length(trained_configs[0], are_longer, bool(sprint))
     if not sprint:
         return words
+    sprint_s = sprint * LONGER if longer == SPRINTS else sprint
+    of_sprints = ["--sprint", f"{sprint_s:g}"]
+    if not trained and not trainings and not configs[0].script:
+        return [*of_sprints, "--trainings", "0"]  # speed alone was measured
     trainings = trainings or max((run.manifest.repeat for run in trained), default=1)
     if words or trainings > 1:
         words += ["--trainings", str(trainings)]
-    sprint_s = sprint * LONGER if longer == SPRINTS else sprint
-    return ["--sprint", f"{sprint_s:g}", *words]
+    return [*of_sprints, *words]
 
 
 def _training_length(config: RunConfig, is_longer: bool, after_sprints: bool) -> list[str]:
