@@ -129,7 +129,7 @@ def job_of_run(
         compression=manifest.compression or "none",
         placement="shared" if servers_are_beside or is_local else "dedicated",
         workers_per_host=manifest.workers if is_local else max([1, *workers_by_host]),
-        ranks_by_host=_ranks_by_host(run),
+        ranks_by_host=_placed_ranks(run, ranks_by_host),
         staleness=2 if manifest.staleness_bound is None else manifest.staleness_bound,
         slow=slow,
         softsync=manifest.push_scale == "softsync",
@@ -159,15 +159,17 @@ def _mean_local_steps(local_steps: int, until_evaluated: int) -> int:
     return math.ceil(until_evaluated / exchanges)
 
 
-def _ranks_by_host(run: Run) -> tuple[tuple[int, ...], ...]:
-    """Returns the ranks on each host of a run with servers; empty if the run does not say it of all."""
+def _placed_ranks(run: Run, ranks_by_host: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks on each host for Scenario.ranks_by_host; empty without servers, or if the run
+    does not say it of all ranks.
+
+    Args:
+        ranks_by_host: as the run's manifest has them.
+    """
     kind = run.kind
-    if not kind.servers:
-        return ()
-    ranks_by_host = tuple(tuple(host.ranks) for host in run.manifest.hosts.values() if host.ranks)
     ranks = sorted(itertools.chain(*ranks_by_host))
     is_whole = ranks == list(range(kind.workers + kind.servers))
-    return ranks_by_host if is_whole else ()
+    return tuple(map(tuple, ranks_by_host)) if kind.servers and is_whole else ()
 
 
 def check_model(calibration: Calibration, run: Run) -> None:

@@ -227,7 +227,7 @@ class Clock:
     def lap(
         self, waits: Sequence[Stretch] = (), updates: Sequence[Stretch] = ()
     ) -> dict[str, float]:
-        """Ends the lap at the last mark, which the device has reached (see wait).
+        """Blocks until the device has reached the last mark, and ends the lap there.
 
         Args:
             waits: when this worker waited for weights, within whichever part.

@@ -327,12 +327,10 @@ def restore_state(
     state = {name: values for name, values in state.items() if "." not in name}
     check_vectors(state, total)
     start = 0
-    counts_on_device = {
-        id(p)
-        for group in optimizer.param_groups
-        if group.get("fused") or group.get("capturable")
-        for p in group["params"]
-    }
+    counts_on_device: set[int] = set()  # the ids of parameters
+    for group in optimizer.param_groups:
+        if group.get("fused") or group.get("capturable"):
+            counts_on_device.update(map(id, group["params"]))
     for p in parameters:
         own = {}
         for name, values in state.items():

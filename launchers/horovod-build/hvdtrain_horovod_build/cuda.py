@@ -9,6 +9,13 @@ import sys
 from pathlib import Path
 
 
+def wheels() -> Path:
+    """Returns the folder of NVIDIA's wheels, beside torch."""
+    import torch
+
+    return Path(torch.__file__).parent.parent / "nvidia"
+
+
 def toolkit() -> Path:
     """Returns the folder of CUDA's toolkit, and shows its libraries to the linkers that cmake starts.
 
@@ -21,8 +28,7 @@ def toolkit() -> Path:
             f"torch {torch.__version__} is built without CUDA, so Horovod beside it cannot have NCCL"
         )
     major = torch.version.cuda.split(".")[0]
-    wheels = Path(torch.__file__).parent.parent / "nvidia"
-    home = Path(os.environ.setdefault("HOROVOD_CUDA_HOME", str(wheels / f"cu{major}")))
+    home = Path(os.environ.setdefault("HOROVOD_CUDA_HOME", str(wheels() / f"cu{major}")))
     if not (home / "bin" / "nvcc").exists():
         sys.exit(f"{home / 'bin'} has no nvcc: let HOROVOD_CUDA_HOME name a CUDA {major} toolkit")
     # nvcc of CUDA 13.0 looks for its libraries in lib64, which its wheels do not have.
@@ -40,8 +46,6 @@ def configure(home: Path) -> list[str]:
     Args:
         home: of the toolkit.
     """
-    import torch
-
     os.environ["PATH"] = (
         f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"  # whose nvcc Horovod asks
     )
@@ -53,7 +57,7 @@ def configure(home: Path) -> list[str]:
         f"-DCUDA_CUDART={library}" for library in home.glob("lib/libcudart.so.*")
     ]  # no libcudart.so in it
     if "HOROVOD_NCCL_HOME" not in os.environ:
-        nccl = Path(torch.__file__).parent.parent / "nvidia" / "nccl"
+        nccl = wheels() / "nccl"
         definitions += [
             f"-DNCCL_INCLUDE_DIR={nccl / 'include'}",
             f"-DNCCL_LIBRARY={nccl / 'lib' / 'libnccl.so.2'}",
