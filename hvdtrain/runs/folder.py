@@ -16,7 +16,7 @@ from typing import Any
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.config.untrusted import LARGEST_CONFIG, parse_toml, read_whole
 from hvdtrain.base.config.writing import write_whole
-from hvdtrain.base.errors import UsageError
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import some_of
 from hvdtrain.base.system.locks import lock, unlock
 from hvdtrain.base.system.own_code import is_code
@@ -304,13 +304,22 @@ def locked(file: Path) -> Iterator[None]:
         unlock(held)
 
 
-def wait_for_claim(folder: Path, job: str) -> None:
+def wait_for_claim(folder: Path, job: str, limit_s: float) -> None:
     """Blocks until the job's first worker has claimed the folder.
 
     It has claimed it by the time that all ranks have met. If it fails before, the starter ends this
     rank.
+
+    Raises:
+        Failure: the folder's config.toml does not name the job after `limit_s` seconds.
     """
+    ends = time.monotonic() + limit_s
     while _job_in(folder) != job:
+        if time.monotonic() > ends:
+            raise Failure(
+                f"{folder / CONFIG} does not say after {limit_s:.0f} s that this job ({job}) writes "
+                "there: the first worker has not come so far, or its file was changed"
+            )
         time.sleep(0.05)
 
 

@@ -126,7 +126,8 @@ def plain(args: argparse.Namespace) -> None:
     config, device = configuration(args), torch.device(args.device)
     set_up(config)
     data = find_dataset(args.dataset)
-    loader = Loader(data.train, args.image_size, 1)
+    cores = len(os.sched_getaffinity(0))
+    loader = Loader(data.train, args.image_size, cores)
     assert loader.cache is not None
     model = models.make(args.model, len(data.classes), args.width).to(
         device, memory_format=memory_format(config, device)
@@ -186,9 +187,8 @@ def step(args: argparse.Namespace) -> None:
         )
         loops.append(args.batch_size / median_step(json.loads(done.stdout.splitlines()[-1])))
         with tempfile.TemporaryDirectory() as folder:
-            run = ran(configuration(args, mode="single"), Path(folder))
-            ours.append(args.batch_size / median_step([row["time"] for row in rows(run)]))
-            seconds = json.loads((run / "summary.json").read_text())["step_seconds"]
+            steps = rows(ran(configuration(args, mode="single"), Path(folder)))
+            ours.append(args.batch_size / median_step([row["time"] for row in steps]))
     say(args, "plain PyTorch loop", loops, "images/s")
     say(args, "hvdtrain single", ours, "images/s")
     say(
@@ -196,8 +196,9 @@ def step(args: argparse.Namespace) -> None:
         "hvdtrain over the loop",
         [rate / loop for rate, loop in zip(ours, loops, strict=True)],
     )
-    for phase, spent in seconds.items():
-        say(args, f"single: {phase}", [spent * 1e3], "ms")
+    for phase in (name for name in steps[0] if name.endswith("_s")):
+        spent = [row[phase] * 1e3 for row in steps[WARM_UP:]]
+        say(args, f"single: {phase.removesuffix('_s')}", spent, "ms")
     flop = GFLOP.get((args.model, args.width, args.image_size))
     if flop:
         say(args, "what matrices alone allow", [most / 1e9 / flop], "images/s")

@@ -44,6 +44,11 @@ def missing(found):
     return {name for name, row in found.items() if row["status"] == MISSING}
 
 
+def optional(found):
+    """What this machine lacks, without which a comparison can run."""
+    return {name for name in missing(found) if not found[name]["needed"]}
+
+
 @pytest.fixture
 def environment(tmp_path):
     """A copy of this environment made of links, and a function that takes something out of it."""
@@ -129,6 +134,23 @@ def test_a_horovod_that_does_not_load(environment, size, words):
     assert words in found["Horovod loads"]["found"]
     assert "uv sync --reinstall-package horovod" in found["Horovod loads"]["advice"]
     assert found["torch loads"]["status"] == OK
+
+
+def test_libraries_that_are_older_than_required_or_not_there(environment):
+    programs, packages = environment
+    for name in ("filelock", "tensorboard"):
+        for folder in packages.glob(f"{name}-*.dist-info"):
+            folder.unlink()
+    older = packages / "filelock-4.2.0.dist-info"
+    older.mkdir()
+    (older / "METADATA").write_text("Metadata-Version: 2.1\nName: filelock\nVersion: 4.2.0\n")
+    process = run("--json", python=programs / "python")
+    found = rows(process)
+    assert process.returncode == 1
+    assert missing(found) == {"other libraries"} | optional(found)
+    expected = "filelock 4.2.0, not >=4.2.1; no tensorboard"
+    assert found["other libraries"]["found"] == expected
+    assert process.stderr.endswith("until this is fixed: other libraries\n")
 
 
 def test_a_check_that_raises_does_not_hide_the_others(tmp_path):

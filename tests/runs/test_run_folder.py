@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.base.config.run_config import RunConfig
-from hvdtrain.base.errors import UsageError
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.launch.commands import launch
-from hvdtrain.runs.folder import CONFIG, claim, refuse_others
+from hvdtrain.runs.folder import CONFIG, claim, refuse_others, wait_for_claim
 
 
 def test_a_folder_is_claimed_by_one_job(tmp_path):
@@ -34,6 +34,16 @@ def test_a_rank_that_begins_while_a_run_is_claimed_again_reads_a_whole_configura
     assert seen == [before] and 'job = "18"' in (tmp_path / CONFIG).read_text()
     with pytest.raises(UsageError, match="another job has claimed it"):
         claim(tmp_path, RunConfig(), 1, "19", others_log=False, resuming=True)
+
+
+@pytest.mark.parametrize("text", [None, "", 'job = "16"\n', "no TOML"])
+def test_a_claim_that_never_comes_is_not_waited_for_without_end(text, tmp_path):
+    if text is not None:
+        (tmp_path / CONFIG).write_text(text)
+    with pytest.raises(Failure, match=r"config.toml does not say after 0 s that this job \(17\)"):
+        wait_for_claim(tmp_path, "17", limit_s=0.2)
+    (tmp_path / CONFIG).write_text('job = "17"\n')
+    wait_for_claim(tmp_path, "17", limit_s=0.0)
 
 
 def test_logs_of_ranks_on_other_hosts_may_come_before_the_claim(tmp_path):

@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 
+import filelock
 import pytest
 from helpers.jobs import JOB, hvdtrain
 
 from hvdtrain.base.config.run_config import RunConfig
-from hvdtrain.base.errors import UsageError
+from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.system import locks
 from hvdtrain.data.storage import locked
 from hvdtrain.runs import folder as folders
@@ -102,3 +103,24 @@ def test_a_job_trains_where_flock_is_refused(tmp_path):
     assert done.returncode == 0, done.stdout
     assert (out / "summary.json").is_file()
     assert list(out.glob(".*hvdtrain-held")) == []
+
+
+@pytest.mark.parametrize("version", ["3.32.7", "4.1.2", "4.2.0"])
+def test_a_filelock_that_would_empty_the_locked_file_is_refused(version, monkeypatch, tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("mine")
+    monkeypatch.setattr(filelock, "__version__", version)
+    with pytest.raises(Failure, match=f"filelock {version} would empty.*filelock>=4.2.1"):
+        locks.lock(file)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("version", [filelock.__version__, "4.2.1", "4.10.0", "5.0"])
+def test_the_locked_file_keeps_its_content(version, monkeypatch, tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("mine")
+    monkeypatch.setattr(filelock, "__version__", version)
+    held = locks.lock(file)
+    assert file.read_text() == "mine"
+    locks.unlock(held)
+    assert file.read_text() == "mine"

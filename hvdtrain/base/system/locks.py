@@ -6,12 +6,17 @@ cannot tell, for example on another host.
 """
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import filelock
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
+from hvdtrain.base.errors import Failure
+
+LEAST_FILELOCK = (4, 2, 1)  # older versions empty the file that they lock
 REFUSED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 TRIES = 1000  # attempts to make a lock file that others remove
 
@@ -29,7 +34,9 @@ def lock(path: Path, wait: bool = False, replaces: bool = False) -> BaseFileLock
         BlockingIOError: another process holds the lock. The error names the marker file, if flock
             is refused.
         OSError: the file cannot be locked.
+        Failure: this version of filelock would empty the file.
     """
+    _check_version(filelock.__version__)
     held: BaseFileLock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         try:
@@ -46,6 +53,16 @@ def lock(path: Path, wait: bool = False, replaces: bool = False) -> BaseFileLock
         raise BlockingIOError(errno.EWOULDBLOCK, "another process holds it", *name) from None
     _held.append(held)
     return held
+
+
+def _check_version(version: str) -> None:
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    if numbers < LEAST_FILELOCK:
+        least = ".".join(map(str, LEAST_FILELOCK))
+        raise Failure(
+            f"filelock {version} would empty the files that it locks: "
+            f"`pip install 'filelock>={least}'`"
+        )
 
 
 def unlock(held: BaseFileLock) -> None:

@@ -172,7 +172,7 @@ def _begin(
         with naming_left_over(world):
             meeting.wait_until_all_are_ready()
     if world.is_local and not world.is_chief:
-        wait_for_claim(folder, job)
+        wait_for_claim(folder, job, config.timeout)
     return prepared.run
 
 

