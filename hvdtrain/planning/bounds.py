@@ -2,7 +2,7 @@
 
 import math
 
-from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
+from hvdtrain.planning.scenario import Scenario
 
 # A simulation of a few steps may be so many times as fast as the closed form.
 MARGIN = 1.15
@@ -48,7 +48,7 @@ def _processor_s(job: Scenario) -> tuple[float, float]:
     at_worker = share * transport.send_s_per_gb + transport.receive_s_per_gb
     at_server = share * transport.server_receive_s_per_gb + transport.server_send_s_per_gb
     # A push and an answer for each bucket.
-    messages_s = 2 * max(job.servers, job.bytes / BUCKET_BYTES) * transport.message_us * 1e-6
+    messages_s = 2 * max(job.servers, job.bytes / job.bucket_bytes) * transport.message_us * 1e-6
     worker_s = messages_s + of_bytes * at_worker + gigabytes * codec.encode_ms_per_mb
     server_s = messages_s + of_bytes * at_server + gigabytes * codec.decode_ms_per_mb
     return worker_s, server_s

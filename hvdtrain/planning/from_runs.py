@@ -13,7 +13,7 @@ from hvdtrain.planning.check import job_of_run, measured_step_s
 from hvdtrain.planning.layout import local_part
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.ring import averages_of_exchange
-from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
+from hvdtrain.planning.scenario import Scenario
 from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
 
@@ -170,7 +170,7 @@ def message_seconds(job: Scenario) -> MessageCosts:
         each_us = operations * costs.operation_us + averages * 2 * (n - 1) * costs.message_us
         s_per_gb = costs.send_s_per_gb + costs.receive_s_per_gb
         return MessageCosts(n * each_us * 1e-6, n * job.ring_bytes(sent) * s_per_gb, 0.0)
-    messages = max(job.servers, job.bytes / BUCKET_BYTES)
+    messages = max(job.servers, job.bytes / job.bucket_bytes)
     local = local_part(job)
     times = n * (1 - local + local * costs.local_share)
     at_worker = sent * costs.send_s_per_gb + gigabytes * costs.receive_s_per_gb

@@ -10,7 +10,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from hvdtrain.launch.hosts import Host, allocate, hosts_of_ranks
-from hvdtrain.planning.scenario import BUCKET_BYTES, Scenario
+from hvdtrain.planning.scenario import Scenario
 
 # The messages of a group are taken to interleave, which is an approximation, as for groups of
 # workers.
@@ -161,12 +161,15 @@ def cut(scenario: Scenario, groups: Sequence[HostGroup], most_pieces: int) -> li
     """
     parameters = tuple(layer.parameters for layer in scenario.layers)
     servers_by_group = tuple(group.hosts * group.servers for group in groups)
-    return _cut(parameters, servers_by_group, most_pieces)
+    return _cut(parameters, servers_by_group, scenario.bucket_bytes, most_pieces)
 
 
 @lru_cache(KEPT)
 def _cut(
-    parameters: tuple[int, ...], servers_by_group: tuple[int, ...], most_pieces: int
+    parameters: tuple[int, ...],
+    servers_by_group: tuple[int, ...],
+    bucket_bytes: int,
+    most_pieces: int,
 ) -> list[Piece]:
     """Returns the pieces of layers with so many parameters: see cut."""
     layer_ends = list(accumulate((4 * each for each in parameters), initial=0))
@@ -180,8 +183,8 @@ def _cut(
         begin = total * servers_before // all_servers
         servers_before += servers
         size = total * servers_before // all_servers - begin
-        messages = servers * max(1, -(-size // servers // BUCKET_BYTES))
-        largest = max(BUCKET_BYTES, total / most_pieces)
+        messages = servers * max(1, -(-size // servers // bucket_bytes))
+        largest = max(bucket_bytes, total / most_pieces)
         number = max(1, min(messages, round(size / largest + 0.49)))
         ends = [begin + size * part // number for part in range(number + 1)]
         for start, stop in pairwise(ends):

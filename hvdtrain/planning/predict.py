@@ -20,7 +20,6 @@ from hvdtrain.planning.calibration import Z90, Calibration
 from hvdtrain.planning.layout import COARSE, FINE, ROUGH, Detail
 from hvdtrain.planning.ring import SimulatedRing
 from hvdtrain.planning.scenario import (
-    BUCKET_BYTES,
     RING_MODES,
     SERVER_MODES,
     Scenario,
@@ -86,7 +85,7 @@ def _enough_steps(scenario: Scenario, detail: Detail) -> int:
         return STEPS_STRAGGLERS
     if not scenario.in_lockstep:
         return STEPS_ASYNCHRONOUS
-    buckets = max(scenario.servers, scenario.bytes / BUCKET_BYTES)
+    buckets = max(scenario.servers, scenario.bytes / scenario.bucket_bytes)
     return max(STEPS, min(detail.steps, math.ceil(BUCKETS / buckets)))
 
 

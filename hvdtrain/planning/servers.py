@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hvdtrain.job.buckets.send_queue import SendQueue
+from hvdtrain.job.buckets.send_queue import IN_TURN, SendQueue
 from hvdtrain.job.ps.policy import PolicyDecision, Release
 from hvdtrain.planning.engine import (
     EventLoop,
@@ -87,11 +87,13 @@ class _Client(Worker):
         super().__init__(job, hosts.cores, times, factor, slowest_of)
         self.hosts = hosts
         self.io = IoThread(hosts.cores, times)
-        most = scenario.under_way_bytes
+        # A piece may stand for several buckets, and so does the room.
+        own_part = scenario.under_way_bytes / scenario.workers
+        buckets = min(IN_TURN, own_part / scenario.bucket_bytes)
+        largest = max((piece.bytes for piece in job.pieces), default=0)
         self.queues = []
         for target in job.hosts:
-            own_part = most * target.servers / scenario.workers
-            room = min(most * max(1, target.servers), own_part)
+            room = max(own_part * target.servers, buckets * largest)
             self.queues.append(SendQueue(room, lambda number: job.pieces[number].bytes))
         self.read = [0] * len(job.pieces)
         self.ready_in = [0] * len(job.pieces)

@@ -2,7 +2,13 @@
 
 import random
 
-from hvdtrain.job.buckets.send_queue import SendQueue
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.job.buckets.send_queue import IN_TURN, UNDER_WAY, SendQueue, most_of_a_push
+
+MIB = 2**20
 
 
 def test_the_bucket_that_forward_needs_first_is_sent_first_and_one_more_without_room():
@@ -41,3 +47,20 @@ def test_buckets_come_and_go_in_any_order():
             under_way.append(number)
         if under_way and draw.random() < 0.4:
             queue.answered(under_way.pop(draw.randrange(len(under_way))))
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"), [(1, 4.0), (4, 4.0), (5, 3.2), (8, 2.0), (32, 0.5), (64, 0.5)]
+)
+def test_many_workers_have_smaller_buckets(workers, expected):
+    assert most_of_a_push(4 * MIB, workers) == pytest.approx(expected * MIB, abs=1)
+
+
+@given(st.integers(2**16, 32 * MIB), st.integers(1, 32))
+def test_each_of_up_to_32_workers_has_three_buckets_under_way_or_larger_ones_were_not_asked_for(
+    bucket, workers
+):
+    most = most_of_a_push(bucket, workers)
+    assert most <= bucket
+    assert IN_TURN * most * workers <= UNDER_WAY
+    assert most == bucket or IN_TURN * (most + 1) * workers > UNDER_WAY

@@ -118,6 +118,12 @@ def test_servers_beside_four_workers_stay_above_the_closed_form(servers, share):
     assert simulate(replace(job, workers=8, layers=layers(1.7))).step_s > 1.7
 
 
+@pytest.mark.parametrize("workers", [8, 16, 32])
+def test_one_server_of_many_workers_in_lockstep_receives_and_sends_at_once(workers):
+    job = scenario("ps-sync", workers, 1, 1e-6, parameters=[2**21] * 8, latency_s=0.0)
+    assert 1 <= simulate(job).step_s / wire_s(job) < 1.4
+
+
 def test_who_is_slow_at_random_is_drawn_for_each_kind_of_job_and_comes_as_often_as_said():
     """Of computing alone, a ring and servers would be slow at the same steps, if they had the same
     draws.

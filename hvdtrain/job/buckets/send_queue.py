@@ -6,6 +6,28 @@ This is plain state, without locks. `planning` simulates workers with it.
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+# Bytes of gradients that a worker has sent and no server has answered. Servers share the limit
+# evenly, so that none waits while another is busy. All workers together have no more than that
+# under way for each server, which may have to hold so much until others push.
+UNDER_WAY = 48 * 2**20
+# Each worker can have so many buckets under way to a server: one arrives, one waits for the pushes
+# of other workers, and one is answered. With fewer the server's link receives and sends by turns.
+IN_TURN = 3
+# Smaller buckets would cost a server too many messages.
+LEAST_IN_TURN = 2**19  # bytes
+
+
+def most_of_a_push(bucket: int, workers: int, under_way: int = UNDER_WAY) -> int:
+    """Returns the bytes that a bucket has at most if it is pushed to servers.
+
+    Args:
+        bucket: the bytes that a bucket has at most where there are a few workers.
+        workers: the number of workers.
+        under_way: the bytes that all workers may have under way to a server.
+    """
+    in_turn = under_way // (IN_TURN * workers)
+    return min(bucket, max(in_turn, LEAST_IN_TURN))
+
 
 class SendQueue:
     """The buckets that wait to be sent, and how much is under way.

@@ -36,7 +36,7 @@ class Synchronous(Policy):
 
     Without --backup, the pushes of all N workers make a step. They are added in the order of
     workers, so that the sum is the same to the bit each time. A push that comes early is held until
-    the pushes before it have come. Workers bound how much is held: see ps.push_exchange.UNDER_WAY.
+    the pushes before it have come. Workers bound how much is held: see buckets.send_queue.UNDER_WAY.
 
     With --backup B, the first N - B pushes make a step. Later pushes are dropped, and their workers
     go on with the new weights (Chen et al., 2016, arXiv:1604.00981, section 3). The pushes are

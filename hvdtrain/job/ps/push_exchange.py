@@ -11,16 +11,13 @@ from hvdtrain.base.numerics.compression import Compressor
 from hvdtrain.base.numerics.optimizers import StepSettings, settings_of
 from hvdtrain.job.buckets.exchange import Exchange, Lane
 from hvdtrain.job.buckets.partition import BucketRange
+from hvdtrain.job.buckets.send_queue import UNDER_WAY
 from hvdtrain.job.buckets.staging import Staging
 from hvdtrain.job.wire.heartbeat import named
 from hvdtrain.job.wire.messages import FreshWeights, Push, PushStatus
 from hvdtrain.job.wire.shared import SharedMemory
 from hvdtrain.job.wire.wire import Wire, server_failed
 
-# Bytes of gradients that a worker has sent and no server has answered. Servers share the limit
-# evenly, so that none waits while another is busy. All workers together have no more than that
-# under way for each server, which may have to hold so much until others push.
-UNDER_WAY = 48 * 2**20
 AT_ONCE = 8  # the most buckets that one call each is under way for, in ask_each
 
 

@@ -30,7 +30,7 @@ from hvdtrain.job.wire.messages import INLINE_BYTES
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Bytes of a process's slots: more than twice what is under way, see ps.push_exchange.UNDER_WAY.
+# Bytes of a process's slots: more than twice what is under way, see buckets.send_queue.UNDER_WAY.
 MOST = 128 * 2**20
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
 GONE_KEPT = 2  # processes that have ended whose memory stays: an answer may be on its way

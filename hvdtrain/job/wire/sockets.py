@@ -282,7 +282,7 @@ class Sockets:
     def make(self, kind: int) -> "zmq.Socket[bytes]":
         """Returns a new ROUTER, which others connect to, or a DEALER."""
         socket = self._context.socket(kind)
-        # Without limits: what is under way is bounded by ps.push_exchange.UNDER_WAY.
+        # Without limits: what is under way is bounded by buckets.send_queue.UNDER_WAY.
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.LINGER, 0)

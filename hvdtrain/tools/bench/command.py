@@ -148,7 +148,8 @@ class Series:
     type=Real(2**-4, 32),
     default=RunConfig.bucket_mb,
     show_default=True,
-    help="MiB of the vector that travel as one message to or from hvdtrain's servers.",
+    help="MiB of the vector that travel as one message to or from hvdtrain's servers. With more than "
+    "four workers at most 16 MiB divided by the workers, but 0.5 at least.",
 )
 @host_options
 @launcher_option
