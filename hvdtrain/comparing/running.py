@@ -12,6 +12,7 @@ from typing import Any
 
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import in_minutes, with_noun
+from hvdtrain.base.system.preempt import sigterm_unwinds
 from hvdtrain.base.world.load import beside_others
 from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.earlier import match, set_aside
@@ -26,7 +27,7 @@ from hvdtrain.comparing.settings import sides
 from hvdtrain.launch.forking import can_be_forked, fork_server
 from hvdtrain.launch.job_log import failure_reason
 from hvdtrain.launch.prepare import TrainingJob, prepare
-from hvdtrain.launch.processes import ends_late, launched_job, sigterm_unwinds, still_runs
+from hvdtrain.launch.processes import ends_late, launched_job, still_runs
 from hvdtrain.reporting.answer import Answer, reach_answer
 from hvdtrain.reporting.comparisons import split_into_comparisons
 from hvdtrain.reporting.conduct import BY_SPEED, Conduct

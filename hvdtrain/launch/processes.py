@@ -19,7 +19,7 @@ from hvdtrain.base.config import recipes
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.system.parent import die_with_parent, is_alive
-from hvdtrain.base.system.preempt import EXIT_CODE, handled_by
+from hvdtrain.base.system.preempt import handled_by
 from hvdtrain.launch.private_network import enter_private_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
@@ -297,15 +297,3 @@ def _wait(
 def _die_with_parent_in_private_network(scratch: Path) -> None:
     enter_private_network(scratch)
     die_with_parent(signal.SIGTERM)
-
-
-def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which SIGTERM raises SystemExit(143).
-
-    Then it ends a running job in order, as Ctrl-C does.
-    """
-
-    def unwind(*_: object) -> None:
-        raise SystemExit(EXIT_CODE)
-
-    return handled_by(unwind, signal.SIGTERM)

@@ -12,7 +12,7 @@ import click
 
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.formatting import recoded
-from hvdtrain.base.system.preempt import EXIT_CODE, handled_by
+from hvdtrain.base.system.preempt import EXIT_CODE, handled_by, sigterm_unwinds
 from hvdtrain.launch.job_log import failure_reason, job_failure
 from hvdtrain.launch.processes import (
     ends_late,
@@ -20,7 +20,6 @@ from hvdtrain.launch.processes import (
     launched_job,
     lost_workers,
     respawner,
-    sigterm_unwinds,
 )
 from hvdtrain.launch.recipe import LaunchCommand
 from hvdtrain.runs.folder import how_to_go_on, last_saved_step, launch_folder, leave_file

@@ -204,8 +204,10 @@ def _measure_job(job: ProbedJob, limit_s: float) -> StepSeconds | None:
         results = context.SimpleQueue()
         process = context.Process(target=_run_on_links, args=(job, deadline, Path(folder), results))
         process.start()
-        process.join(limit_s + TIMEOUT_S)
-        process.kill()
+        try:
+            process.join(limit_s + TIMEOUT_S)
+        finally:
+            process.kill()
         return None if results.empty() else results.get()
 
 

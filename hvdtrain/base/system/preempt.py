@@ -7,12 +7,14 @@ workers leave when one is asked to. A server that is asked tells the workers.
 """
 
 import contextlib
+import functools
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 EXIT_CODE = 143  # 128 + SIGTERM, as a shell would have it
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -86,6 +88,29 @@ def immediate_sigterm() -> Iterator[None]:
         if _terminated:
             os._exit(EXIT_CODE)
         yield
+
+
+def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which SIGTERM raises SystemExit(143).
+
+    Then it ends a running job in order, as Ctrl-C does, and temporary folders are removed.
+    """
+
+    def unwind(*_: object) -> None:
+        raise SystemExit(EXIT_CODE)
+
+    return handled_by(unwind, signal.SIGTERM)
+
+
+def unwinds_by_sigterm(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a command run in sigterm_unwinds."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        with sigterm_unwinds():
+            return command(*arguments, **options)
+
+    return run
 
 
 @contextlib.contextmanager

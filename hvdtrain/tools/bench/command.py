@@ -29,6 +29,7 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import with_noun
+from hvdtrain.base.system.preempt import unwinds_by_sigterm
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
@@ -159,6 +160,7 @@ class Series:
 )
 @click.option("--json", "file", type=FileToWrite(), help="Write the rows to this file.")
 @click.pass_context
+@unwinds_by_sigterm
 def bench(
     ctx: click.Context,
     ops: list[str],

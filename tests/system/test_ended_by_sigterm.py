@@ -1,0 +1,56 @@
+"""What a command leaves when its process gets a SIGTERM, as from `timeout` or a batch system."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(90)
+SMALL = ["--model", "cnn", "--image-size", "32", "--batch-size", "8"]
+COMMANDS = {
+    "bench": ["bench", "--op", "pushpull", "--backend", "rpc", "--bytes", "16M", "--repeats", "99"],
+    "verify": ["verify", "--modes", "ddp", "-n", "2"],
+    "calibrate": ["plan", "calibrate", *SMALL, "--out", "calibration.json"],
+}
+
+
+def wait_for(condition, seconds=60):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_leaves_neither_folders_nor_processes(words, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain", *words],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process = psutil.Process(command.pid)
+    wait_for(lambda: process.children(recursive=True) and any(temporary.glob("hvdtrain-*")))
+    time.sleep(0.5)  # Python ignores what a signal's handler raises at the moment of a fork
+    started = process.children(recursive=True)
+    command.send_signal(signal.SIGTERM)
+    _, said = command.communicate(timeout=30)
+    assert command.returncode == 143
+    assert "Traceback" not in said
+    wait_for(
+        lambda: (
+            not any(
+                child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started
+            )
+        )
+    )
+    assert list(temporary.glob("hvdtrain-*")) == []
+    assert not (tmp_path / "calibration.json").exists()
