@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 from hvdtrain.base import modes
 from hvdtrain.base.config.run_config import WIRES
-from hvdtrain.job.buckets.send_queue import UNDER_WAY, most_of_a_push
+from hvdtrain.job.buckets.send_queue import UNDER_WAY, largest_push
 
 MODES = modes.names()
 RING_MODES = [name for name in MODES if modes.declared(name).family == modes.RING]
 SERVER_MODES = [name for name in MODES if modes.declared(name).family == modes.SERVERS]
 MIB = 2**20
-# The most bytes of weights that travel as one message with a few workers: RunConfig.bucket_mb.
+# The most bytes of weights that travel as one message if there are few workers: RunConfig.bucket_mb.
 BUCKET_BYTES = 4 * MIB
 # Simulated steps that are not counted.
 WARM_UP = 1
@@ -151,7 +151,7 @@ class Scenario:
         """The most bytes of weights that travel as one message."""
         if not self.servers:
             return BUCKET_BYTES
-        return most_of_a_push(BUCKET_BYTES, self.workers, self.under_way_bytes)
+        return largest_push(BUCKET_BYTES, self.workers, self.under_way_bytes)
 
     @property
     def in_lockstep(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hvdtrain.job.buckets.send_queue import IN_TURN, SendQueue
+from hvdtrain.job.buckets.send_queue import BUCKETS_UNDER_WAY, SendQueue
 from hvdtrain.job.ps.policy import PolicyDecision, Release
 from hvdtrain.planning.engine import (
     EventLoop,
@@ -89,7 +89,7 @@ class _Client(Worker):
         self.io = IoThread(hosts.cores, times)
         # A piece may stand for several buckets, and so does the room.
         own_part = scenario.under_way_bytes / scenario.workers
-        buckets = min(IN_TURN, own_part / scenario.bucket_bytes)
+        buckets = min(BUCKETS_UNDER_WAY, own_part / scenario.bucket_bytes)
         largest = max((piece.bytes for piece in job.pieces), default=0)
         self.queues = []
         for target in job.hosts:

@@ -18,7 +18,7 @@ from hvdtrain.base.config.untrusted import LARGEST_CONFIG, parse_toml, read_whol
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import some_of
-from hvdtrain.base.system.locks import lock, unlock
+from hvdtrain.base.system.locks import check_filelock, lock, unlock
 from hvdtrain.base.system.own_code import is_code
 
 CONFIG = "config.toml"
@@ -246,6 +246,7 @@ def claim(
         UsageError: the folder is not free, is unsafe, or another job has claimed it. Of two jobs
             that claim it at once, one succeeds.
     """
+    check_filelock()
     refuse_others(folder)
     if resuming:
         refuse_links(folder)
@@ -273,7 +274,7 @@ def claim(
 def hold(folder: Path) -> None:
     """Takes over the claim of a process that was lost, as long as this process lives."""
     # This process may hold the lock already, or the system may not have released it yet.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, Failure):
         lock(folder / CONFIG)
 
 
@@ -307,8 +308,8 @@ def locked(file: Path) -> Iterator[None]:
 def wait_for_claim(folder: Path, job: str, limit_s: float) -> None:
     """Blocks until the job's first worker has claimed the folder.
 
-    It has claimed it by the time that all ranks have met. If it fails before, the starter ends this
-    rank.
+    If the ranks have met, it has claimed it. Otherwise it may still prepare; if it fails, the
+    starter ends this rank.
 
     Raises:
         Failure: the folder's config.toml does not name the job after `limit_s` seconds.
@@ -317,8 +318,8 @@ def wait_for_claim(folder: Path, job: str, limit_s: float) -> None:
     while _job_in(folder) != job:
         if time.monotonic() > ends:
             raise Failure(
-                f"{folder / CONFIG} does not say after {limit_s:.0f} s that this job ({job}) writes "
-                "there: the first worker has not come so far, or its file was changed"
+                f"{folder / CONFIG} does not name this job ({job}) after {limit_s:g} s: its first "
+                "worker has not claimed the folder, or something changed the file"
             )
         time.sleep(0.05)
 

@@ -85,6 +85,7 @@ def configuration(args: argparse.Namespace, **others: object) -> RunConfig:
         "lr": 0.001,
         "schedule": "constant",
         "snapshot_every": "never",
+        "timeout": 45.0,
     }
     return check(RunConfig(**(given | others)))
 
@@ -255,7 +256,7 @@ def sharing(args: argparse.Namespace) -> dict[str, bool]:
 
 
 def verify(args: argparse.Namespace) -> None:
-    checked, wrong = dataclasses.replace(CHECKED, device=args.device), []
+    checked, wrong = dataclasses.replace(CHECKED, device=args.device, timeout=45.0), []
     with tempfile.TemporaryDirectory() as folder:
         results = compare_with_single(
             list(SHARING), [2], Path(folder), sharing(args), optimizers=["sgd"], checked=checked

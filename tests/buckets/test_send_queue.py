@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.job.buckets.send_queue import IN_TURN, UNDER_WAY, SendQueue, most_of_a_push
+from hvdtrain.job.buckets.send_queue import BUCKETS_UNDER_WAY, UNDER_WAY, SendQueue, largest_push
 
 MIB = 2**20
 
@@ -53,14 +53,14 @@ def test_buckets_come_and_go_in_any_order():
     ("workers", "expected"), [(1, 4.0), (4, 4.0), (5, 3.2), (8, 2.0), (32, 0.5), (64, 0.5)]
 )
 def test_many_workers_have_smaller_buckets(workers, expected):
-    assert most_of_a_push(4 * MIB, workers) == pytest.approx(expected * MIB, abs=1)
+    assert largest_push(4 * MIB, workers) == pytest.approx(expected * MIB, abs=1)
 
 
 @given(st.integers(2**16, 32 * MIB), st.integers(1, 32))
 def test_each_of_up_to_32_workers_has_three_buckets_under_way_or_larger_ones_were_not_asked_for(
     bucket, workers
 ):
-    most = most_of_a_push(bucket, workers)
+    most = largest_push(bucket, workers)
     assert most <= bucket
-    assert IN_TURN * most * workers <= UNDER_WAY
-    assert most == bucket or IN_TURN * (most + 1) * workers > UNDER_WAY
+    assert BUCKETS_UNDER_WAY * most * workers <= UNDER_WAY
+    assert most == bucket or BUCKETS_UNDER_WAY * (most + 1) * workers > UNDER_WAY

@@ -111,6 +111,19 @@ def test_one_side_alone_has_the_settings_that_were_asked_for_and_in_a_long_searc
     assert len(names(settings("single,ps-sync", most=50))["servers-w2"]) == 2 * 2 * 3 * 2
 
 
+@pytest.mark.parametrize(
+    ("workers", "sizes"), [(2, {1.0, 4.0, 16.0}), (4, {1.0, 4.0}), (8, {1.0, 4.0}), (16, {4.0})]
+)
+def test_buckets_that_servers_of_many_workers_do_not_have_are_not_tried(workers, sizes):
+    axes = Axes(["ps-sync"], workers=(workers,), options=OPTIONS)
+
+    def plan_of(axes):
+        return plan(CONFIG, axes)
+
+    tried = on_equal_terms(plan_of(axes), widen(axes, plan_of, [], ()), 50)
+    assert {run.config.bucket_mb for run in tried} == sizes
+
+
 def test_what_this_job_cannot_have_is_not_varied():
     def plan_of(axes):
         runs = plan(CONFIG, axes)

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import filelock
 import pytest
 
 from hvdtrain.base.config import recipes
@@ -144,13 +145,19 @@ def test_libraries_that_are_older_than_required_or_not_there(environment):
     older = packages / "filelock-4.2.0.dist-info"
     older.mkdir()
     (older / "METADATA").write_text("Metadata-Version: 2.1\nName: filelock\nVersion: 4.2.0\n")
+    (packages / "filelock").unlink()
+    shutil.copytree(Path(filelock.__file__).parent, packages / "filelock")
+    version = packages / "filelock" / "version.py"
+    version.write_text("__version__ = version = '4.2.0'\n")
     process = run("--json", python=programs / "python")
     found = rows(process)
     assert process.returncode == 1
-    assert missing(found) == {"other libraries"} | optional(found)
-    expected = "filelock 4.2.0, not >=4.2.1; no tensorboard"
+    assert missing(found) == {"other libraries", "file locks"} | optional(found)
+    expected = "no tensorboard; filelock 4.2.0, not >=4.2.1"
     assert found["other libraries"]["found"] == expected
-    assert process.stderr.endswith("until this is fixed: other libraries\n")
+    assert found["file locks"]["found"] == "filelock 4.2.0 would empty the files that it locks"
+    assert found["file locks"]["advice"] == "`pip install 'filelock>=4.2.1'`"
+    assert process.stderr.endswith("until this is fixed: other libraries, file locks\n")
 
 
 def test_a_check_that_raises_does_not_hide_the_others(tmp_path):

@@ -40,7 +40,7 @@ def test_a_rank_that_begins_while_a_run_is_claimed_again_reads_a_whole_configura
 def test_a_claim_that_never_comes_is_not_waited_for_without_end(text, tmp_path):
     if text is not None:
         (tmp_path / CONFIG).write_text(text)
-    with pytest.raises(Failure, match=r"config.toml does not say after 0 s that this job \(17\)"):
+    with pytest.raises(Failure, match=r"config.toml does not name this job \(17\) after 0.2 s"):
         wait_for_claim(tmp_path, "17", limit_s=0.2)
     (tmp_path / CONFIG).write_text('job = "17"\n')
     wait_for_claim(tmp_path, "17", limit_s=0.0)

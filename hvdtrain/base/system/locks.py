@@ -36,7 +36,7 @@ def lock(path: Path, wait: bool = False, replaces: bool = False) -> BaseFileLock
         OSError: the file cannot be locked.
         Failure: this version of filelock would empty the file.
     """
-    _check_version(filelock.__version__)
+    check_filelock()
     held: BaseFileLock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         try:
@@ -55,7 +55,13 @@ def lock(path: Path, wait: bool = False, replaces: bool = False) -> BaseFileLock
     return held
 
 
-def _check_version(version: str) -> None:
+def check_filelock() -> None:
+    """Checks that this version of filelock leaves what it locks as it is.
+
+    Raises:
+        Failure: it would empty the file.
+    """
+    version = filelock.__version__
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     if numbers < LEAST_FILELOCK:
         least = ".".join(map(str, LEAST_FILELOCK))
@@ -66,6 +72,7 @@ def _check_version(version: str) -> None:
 
 
 def unlock(held: BaseFileLock) -> None:
+    """Releases a lock."""
     _held.remove(held)
     held.release()
 

@@ -96,13 +96,18 @@ def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
     Then it ends a running job in order, as Ctrl-C does, and temporary folders are removed.
     """
 
+    is_unwinding = False
+
     def unwind(*_: object) -> None:
-        raise SystemExit(EXIT_CODE)
+        nonlocal is_unwinding
+        if not is_unwinding:  # a second SIGTERM does not break off what the first began
+            is_unwinding = True
+            raise SystemExit(EXIT_CODE)
 
     return handled_by(unwind, signal.SIGTERM)
 
 
-def unwinds_by_sigterm(command: Callable[..., Any]) -> Callable[..., Any]:
+def ended_by_sigterm(command: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a command run in sigterm_unwinds."""
 
     @functools.wraps(command)

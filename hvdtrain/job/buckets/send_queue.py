@@ -10,14 +10,15 @@ from heapq import heappop, heappush
 # evenly, so that none waits while another is busy. All workers together have no more than that
 # under way for each server, which may have to hold so much until others push.
 UNDER_WAY = 48 * 2**20
-# Each worker can have so many buckets under way to a server: one arrives, one waits for the pushes
-# of other workers, and one is answered. With fewer the server's link receives and sends by turns.
-IN_TURN = 3
-# Smaller buckets would cost a server too many messages.
-LEAST_IN_TURN = 2**19  # bytes
+# Each worker can have so many buckets under way to a server (up to 32 workers, and with no more
+# servers than workers): one arrives, one waits for the pushes of other workers, and one is answered.
+# With fewer the server's link receives and sends by turns.
+BUCKETS_UNDER_WAY = 3
+# The limit of a bucket's bytes is never lower: more buckets would cost a server too many messages.
+LEAST_LIMIT = 2**19  # bytes
 
 
-def most_of_a_push(bucket: int, workers: int, under_way: int = UNDER_WAY) -> int:
+def largest_push(bucket: int, workers: int, under_way: int = UNDER_WAY) -> int:
     """Returns the bytes that a bucket has at most if it is pushed to servers.
 
     Args:
@@ -25,8 +26,8 @@ def most_of_a_push(bucket: int, workers: int, under_way: int = UNDER_WAY) -> int
         workers: the number of workers.
         under_way: the bytes that all workers may have under way to a server.
     """
-    in_turn = under_way // (IN_TURN * workers)
-    return min(bucket, max(in_turn, LEAST_IN_TURN))
+    in_turn = under_way // (BUCKETS_UNDER_WAY * workers)
+    return min(bucket, max(in_turn, LEAST_LIMIT))
 
 
 class SendQueue:

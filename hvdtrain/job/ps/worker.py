@@ -20,7 +20,7 @@ from hvdtrain.base.system.preempt import note_servers_request
 from hvdtrain.base.system.terminal import tell
 from hvdtrain.job.buckets.local_rounds import LeasingCarrier
 from hvdtrain.job.buckets.partition import BucketRange, cut
-from hvdtrain.job.buckets.send_queue import most_of_a_push
+from hvdtrain.job.buckets.send_queue import largest_push
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.coordination.joining import Arrival
 from hvdtrain.job.coordination.server_group import ServerGroup
@@ -104,7 +104,7 @@ class PushPull(LeasingCarrier):
         return model
 
     def carry(self, sizes: Sequence[int], weights: torch.Tensor) -> Sequence[BucketRange]:
-        most = most_of_a_push(4 * self.config.bucket_elements, self.world.workers)
+        most = largest_push(4 * self.config.bucket_elements, self.world.workers)
         buckets = cut(
             sizes,
             self.world.servers,

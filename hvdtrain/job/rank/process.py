@@ -5,6 +5,7 @@ Torch is imported when everything that can be checked without it has been checke
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import threading
@@ -48,6 +49,8 @@ from hvdtrain.runs.launched import read_launched
 from hvdtrain.runs.request import check, check_workers, with_absolute_paths
 
 INTERRUPTED_S = 2.0  # how long an interrupted process has to end in order
+# How long ranks that have met wait until they see the first worker's claim, which is there by then.
+CLAIM_S = 30.0
 
 
 def run_rank(config: RunConfig, out: str, resuming: bool = False) -> None:
@@ -172,7 +175,7 @@ def _begin(
         with naming_left_over(world):
             meeting.wait_until_all_are_ready()
     if world.is_local and not world.is_chief:
-        wait_for_claim(folder, job, config.timeout)
+        wait_for_claim(folder, job, CLAIM_S if meeting else math.inf)
     return prepared.run
 
 

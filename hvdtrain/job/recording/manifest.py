@@ -12,12 +12,14 @@ from msgspec import structs
 from torch import nn
 
 from hvdtrain.base import modes
+from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.numerics.flat import trained
 from hvdtrain.base.numerics.optimizers import schedule
 from hvdtrain.base.system.own_code import short
 from hvdtrain.base.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.base.world.network import use_one_interface
 from hvdtrain.base.world.place import RESPAWNS
+from hvdtrain.job.buckets.send_queue import largest_push
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.wire.horovod import DEFAULTS
 from hvdtrain.models.own import batch_norm_and_dropout
@@ -178,8 +180,15 @@ def _effective_options(job: Job) -> dict[str, Any]:
         "shares": choice(config, "shares"),
         "wait_for": job.wait_for,
         "staleness_bound": bound,
-        "bucket_mb": config.bucket_mb if "bucket_mb" in options else None,
+        "bucket_mb": _used_bucket_mb(config, workers) if "bucket_mb" in options else None,
     }
+
+
+def _used_bucket_mb(config: RunConfig, workers: int) -> float:
+    """Returns the most MiB that a bucket has, which may be less than --bucket-mb asks for."""
+    if not config.servers:
+        return config.bucket_mb
+    return largest_push(4 * config.bucket_elements, workers) / 2**20
 
 
 def command(job: Job, launched: Launched | None) -> list[str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdtrain.base import modes
-from hvdtrain.job.buckets.send_queue import most_of_a_push
 from hvdtrain.reporting.explaining.timeline import (
     BACKWARD,
     BETWEEN,
@@ -300,8 +299,7 @@ def _answers_after_pushes(run: Run, wire_s: float) -> float:
     if not (run.kind.servers and is_lockstep and weights and bucket_mb):
         return 0.0
     bytes_at_once = 4 * weights / run.kind.servers / run.fragments
-    most = most_of_a_push(int(bucket_mb * 2**20), run.manifest.workers)
-    buckets = math.ceil(bytes_at_once / most)
+    buckets = math.ceil(bytes_at_once / (bucket_mb * 2**20))
     return wire_s / max(1, buckets)
 
 

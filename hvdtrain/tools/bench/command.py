@@ -29,8 +29,9 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import with_noun
-from hvdtrain.base.system.preempt import unwinds_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_sigterm
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
+from hvdtrain.job.buckets.send_queue import largest_push
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
@@ -149,8 +150,8 @@ class Series:
     type=Real(2**-4, 32),
     default=RunConfig.bucket_mb,
     show_default=True,
-    help="MiB of the vector that travel as one message to or from hvdtrain's servers. With more than "
-    "four workers at most 16 MiB divided by the workers, but 0.5 at least.",
+    help="MiB of the vector that travel as one message to or from hvdtrain's servers: at most 16 "
+    "divided by the number of workers. This limit is never below 0.5.",
 )
 @host_options
 @launcher_option
@@ -160,7 +161,7 @@ class Series:
 )
 @click.option("--json", "file", type=FileToWrite(), help="Write the rows to this file.")
 @click.pass_context
-@unwinds_by_sigterm
+@ended_by_sigterm
 def bench(
     ctx: click.Context,
     ops: list[str],
@@ -241,7 +242,8 @@ def _rows(series: Series, measured: Mapping[str, Sequence[Measured]]) -> list[Ro
                 "hosts": list(map(str, series.hosts)),
             }
             if series.servers:
-                row |= {"mode": series.mode, "bucket_mb": series.bucket_mb}
+                bucket = largest_push(int(series.bucket_mb * 2**20), series.workers)
+                row |= {"mode": series.mode, "bucket_mb": bucket / 2**20}
             rows.append(row | _figures(of_size, size, series.workers, series.times))
     return rows
 

@@ -20,7 +20,7 @@ from hvdtrain.base.system.memory import keep_memory
 from hvdtrain.base.world.network import use_one_interface
 from hvdtrain.base.world.place import World, read_world
 from hvdtrain.job.buckets.partition import cut
-from hvdtrain.job.buckets.send_queue import most_of_a_push
+from hvdtrain.job.buckets.send_queue import largest_push
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.ps.push_exchange import PushExchange
 from hvdtrain.job.wire import horovod
@@ -153,7 +153,12 @@ def allreduce(backend: str, size: int) -> Operation:
 
 
 def pushpull(
-    world: World, wire: Wire, shared: SharedMemory, times: int, bucket: int, size: int
+    world: World,
+    wire: Wire,
+    shared: SharedMemory,
+    times: int,
+    bucket_elements: int,
+    size: int,
 ) -> Operation:
     """Returns a push of a gradient and a pull of fresh weights, as the ps- modes do it.
 
@@ -162,12 +167,12 @@ def pushpull(
         wire: The wire to the servers.
         shared: The shared memory with servers on this host.
         times: Operations of one turn.
-        bucket: Elements of the vector that travel as one message to a server, at most.
+        bucket_elements: Elements of the vector that travel as one message to a server, at most.
         size: Bytes of the vector.
     """
     weights = torch.zeros(size // 4)
     gradient = torch.ones(size // 4)
-    most = most_of_a_push(4 * bucket, world.workers)
+    most = largest_push(4 * bucket_elements, world.workers)
     pieces = cut([len(weights)], world.servers, most // 4)
     if world.is_chief:
         for piece in pieces:

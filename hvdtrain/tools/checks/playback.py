@@ -428,7 +428,10 @@ class Playback:
             number: int, weights: torch.Tensor, optimizer: Mapping[str, Any] | None
         ) -> Bucket:
             if (rank, number) not in self.records:
-                raise Contradiction("the ledgers are not of this model: their buckets are others")
+                raise Contradiction(
+                    "the ledgers are not of this model, or an older version has recorded them: "
+                    "their buckets are others"
+                )
             bucket = make_bucket(number, weights, optimizer)
             record = self.records[rank, number]
             record.version = lambda: bucket.weights.version

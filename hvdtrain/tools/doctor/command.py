@@ -13,7 +13,7 @@ import click
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.system.preempt import unwinds_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_sigterm
 from hvdtrain.tools.doctor import machine, software
 from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING, Finding
 
@@ -50,6 +50,7 @@ CHECKS = [
     Check("Python", True, lambda: Finding(OK, f"{platform.python_version()}, {sys.executable}")),
     *(Check(name, True, partial(software.library, name)) for name in LIBRARIES),
     Check("other libraries", True, partial(software.other_libraries, LIBRARIES)),
+    Check("file locks", True, software.file_locks),
     Check("torch loads", True, partial(software.loaded, "torch", software.REINSTALL)),
     Check("Horovod loads", True, partial(software.loaded, "Horovod", software.REBUILD)),
     # horovodrun and torchrun need Gloo.
@@ -80,7 +81,7 @@ CHECKS = [
     is_flag=True,
     help="Print the rows as JSON, for a script or an issue report.",
 )
-@unwinds_by_sigterm
+@ended_by_sigterm
 def doctor(launcher: Launcher | None, as_json: bool) -> None:
     """Check what is installed, built in and reachable here, and say what to do about the rest.
 

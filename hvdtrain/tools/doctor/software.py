@@ -15,9 +15,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
+import filelock
 
 from hvdtrain.base.errors import Failure
+from hvdtrain.base.system.locks import check_filelock
 from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING, Finding
 
 # For each process that is started here. A cold import of torch from a network disk can take half of
@@ -52,25 +53,43 @@ def other_libraries(named: Collection[str]) -> Finding:
     """Checks whether the libraries that hvdtrain requires beside the named ones are installed.
 
     An environment that was made with `pip install --no-deps` may lack some, or have some that are
-    too old.
+    older than hvdtrain is tested with.
     """
-    requirements = [Requirement(text) for text in importlib.metadata.requires("hvdtrain") or []]
-    others = [requirement for requirement in requirements if requirement.name not in named]
-    unmet = [problem for requirement in others if (problem := _unmet(requirement))]
-    if unmet:
-        return Finding(MISSING, "; ".join(unmet), "`uv sync` installs them")
-    return Finding(OK, f"all {len(others)}")
+    # It may be missing too.
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    absent = []
+    others = []
+    required = [Requirement(text) for text in importlib.metadata.requires("hvdtrain") or []]
+    for requirement in required:
+        name = canonicalize_name(requirement.name)
+        is_for_here = not requirement.marker or requirement.marker.evaluate({"extra": ""})
+        if name in named or not is_for_here:
+            continue
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(f"no {name}")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            others.append(f"{name} {version}, not {requirement.specifier}")
+    found = "; ".join(absent + others)
+    if absent:
+        return Finding(MISSING, found, "`uv sync` installs them")
+    if others:
+        return Finding(WARNING, found, "`uv sync` installs versions with which hvdtrain is tested")
+    return Finding(OK, "as required")
 
 
-def _unmet(requirement: Requirement) -> str:
-    """Returns in words what is wrong with a required library that is installed; or nothing."""
+def file_locks() -> Finding:
+    """Checks that the installed filelock can lock a run's files without emptying them."""
     try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
-        return f"no {requirement.name}"
-    if requirement.specifier.contains(version, prereleases=True):
-        return ""
-    return f"{requirement.name} {version}, not {requirement.specifier}"
+        check_filelock()
+    except Failure as error:
+        problem, _, remedy = str(error).partition(": ")
+        return Finding(MISSING, problem, remedy)
+    return Finding(OK, f"filelock {filelock.__version__}")
 
 
 # A program that loads the libraries, in a process apart: a library that is compiled against another
