@@ -1,5 +1,6 @@
 """Requests to leave, which SIGTERM makes."""
 
+import pytest
 from helpers.processes import run_python
 
 from hvdtrain.base.system.preempt import EXIT_CODE
@@ -19,3 +20,28 @@ def test_a_sigterm_that_was_remembered_ends_what_it_is_to_end_at_once():
     with run_python(SENT_BEFORE) as process:
         printed, _ = process.communicate(timeout=60)
     assert (process.returncode, printed) == (EXIT_CODE, "")
+
+
+SENT_TWICE = """
+import os, signal
+from hvdtrain.base.system import preempt
+preempt.UNWINDS_S = {ignored_s}
+try:
+    with preempt.sigterm_unwinds():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("cleaned up")
+except SystemExit as end:
+    print(end.code)
+"""
+
+
+@pytest.mark.parametrize(("ignored_s", "expected"), [(60, "cleaned up\n143\n"), (0, "143\n")])
+def test_a_second_sigterm_soon_after_the_first_does_not_break_off_what_that_began(
+    ignored_s, expected
+):
+    with run_python(SENT_TWICE.format(ignored_s=ignored_s)) as process:
+        printed, _ = process.communicate(timeout=60)
+    assert printed == expected

@@ -8,6 +8,7 @@ workers leave when one is asked to. A server that is asked tells the workers.
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 EXIT_CODE = 143  # 128 + SIGTERM, as a shell would have it
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_EVERY_S = 0.5  # seconds between looks for the file
+UNWINDS_S = 5.0  # how long a SIGTERM that follows another is ignored
 _terminated = False
 _server_is_asked = False
 _file: Path | None = None
@@ -96,12 +98,15 @@ def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
     Then it ends a running job in order, as Ctrl-C does, and temporary folders are removed.
     """
 
-    is_unwinding = False
+    raised_at = -math.inf
 
     def unwind(*_: object) -> None:
-        nonlocal is_unwinding
-        if not is_unwinding:  # a second SIGTERM does not break off what the first began
-            is_unwinding = True
+        nonlocal raised_at
+        now = time.monotonic()
+        # A second SIGTERM does not break off what the first began. But Python ignores what is
+        # raised at the moment of a fork: then a later one begins it.
+        if now - raised_at > UNWINDS_S:
+            raised_at = now
             raise SystemExit(EXIT_CODE)
 
     return handled_by(unwind, signal.SIGTERM)
