@@ -15,10 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.system.locks import check_filelock
 from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING, Finding
 
 # For each process that is started here. A cold import of torch from a network disk can take half of
@@ -84,6 +81,10 @@ def other_libraries(named: Collection[str]) -> Finding:
 
 def file_locks() -> Finding:
     """Checks that the installed filelock can lock a run's files without emptying them."""
+    import filelock
+
+    from hvdtrain.base.system.locks import check_filelock
+
     try:
         check_filelock()
     except Failure as error:
