@@ -16,7 +16,7 @@ from hvdtrain.base.config.option_types import EQUAL
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.comparing.grid import SCALING, Axes, Planned
-from hvdtrain.job.buckets.send_queue import largest_push
+from hvdtrain.job.buckets.send_queue import with_used_buckets
 from hvdtrain.launch.forking import may_have_gpus
 from hvdtrain.launch.hosts import Host
 from hvdtrain.runs.read import grouped
@@ -215,10 +215,7 @@ def _others(requested: Sequence[Planned], wide: Sequence[Planned]) -> list[Plann
 
 def _what_it_does(run: Planned) -> Hashable:
     """Returns a key that is the same for runs that do the same."""
-    config = run.config
-    if config.servers:
-        used = largest_push(4 * config.bucket_elements, run.workers)
-        config = dataclasses.replace(config, bucket_mb=used / 2**20)
+    config = with_used_buckets(run.config, run.workers)
     return config, run.workers, run.hosts, run.launcher.name
 
 

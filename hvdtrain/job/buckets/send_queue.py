@@ -3,8 +3,11 @@
 This is plain state, without locks. `planning` simulates workers with it.
 """
 
+import dataclasses
 from collections.abc import Callable
 from heapq import heappop, heappush
+
+from hvdtrain.base.config.run_config import RunConfig
 
 # Bytes of gradients that a worker has sent and no server has answered. Servers share the limit
 # evenly, so that none waits while another is busy. All workers together have no more than that
@@ -28,6 +31,14 @@ def largest_push(bucket: int, workers: int, under_way: int = UNDER_WAY) -> int:
     """
     in_turn = under_way // (BUCKETS_UNDER_WAY * workers)
     return min(bucket, max(in_turn, LEAST_LIMIT))
+
+
+def with_used_buckets(config: RunConfig, workers: int) -> RunConfig:
+    """Returns the configuration with the buckets that its job has, which may be smaller than asked."""
+    if not config.servers:
+        return config
+    used = largest_push(4 * config.bucket_elements, workers)
+    return dataclasses.replace(config, bucket_mb=used / 2**20)
 
 
 class SendQueue:

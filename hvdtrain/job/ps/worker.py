@@ -20,7 +20,7 @@ from hvdtrain.base.system.preempt import note_servers_request
 from hvdtrain.base.system.terminal import tell
 from hvdtrain.job.buckets.local_rounds import LeasingCarrier
 from hvdtrain.job.buckets.partition import BucketRange, cut
-from hvdtrain.job.buckets.send_queue import largest_push
+from hvdtrain.job.buckets.send_queue import with_used_buckets
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.coordination.joining import Arrival
 from hvdtrain.job.coordination.server_group import ServerGroup
@@ -104,11 +104,11 @@ class PushPull(LeasingCarrier):
         return model
 
     def carry(self, sizes: Sequence[int], weights: torch.Tensor) -> Sequence[BucketRange]:
-        most = largest_push(4 * self.config.bucket_elements, self.world.workers)
+        used = with_used_buckets(self.config, self.world.workers)
         buckets = cut(
             sizes,
             self.world.servers,
-            most // 4,
+            used.bucket_elements,
             self.config.fragments,
             borders=self.borders,
         )

@@ -12,14 +12,13 @@ from msgspec import structs
 from torch import nn
 
 from hvdtrain.base import modes
-from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.numerics.flat import trained
 from hvdtrain.base.numerics.optimizers import schedule
 from hvdtrain.base.system.own_code import short
 from hvdtrain.base.world.host import gpus, hardware, speed_variables, versions
 from hvdtrain.base.world.network import use_one_interface
 from hvdtrain.base.world.place import RESPAWNS
-from hvdtrain.job.buckets.send_queue import largest_push
+from hvdtrain.job.buckets.send_queue import with_used_buckets
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.wire.horovod import DEFAULTS
 from hvdtrain.models.own import batch_norm_and_dropout
@@ -171,6 +170,7 @@ def _effective_options(job: Job) -> dict[str, Any]:
     look_ahead = 0.0
     if "look_ahead" in options:
         look_ahead = config.effective_look_ahead(workers, bound)
+    used = with_used_buckets(config, workers)
     return {
         "effective_lr": lr,
         "push_scale": push_scale,
@@ -180,15 +180,8 @@ def _effective_options(job: Job) -> dict[str, Any]:
         "shares": choice(config, "shares"),
         "wait_for": job.wait_for,
         "staleness_bound": bound,
-        "bucket_mb": _used_bucket_mb(config, workers) if "bucket_mb" in options else None,
+        "bucket_mb": used.bucket_mb if "bucket_mb" in options else None,
     }
-
-
-def _used_bucket_mb(config: RunConfig, workers: int) -> float:
-    """Returns the most MiB that a bucket has, which may be less than --bucket-mb asks for."""
-    if not config.servers:
-        return config.bucket_mb
-    return largest_push(4 * config.bucket_elements, workers) / 2**20
 
 
 def command(job: Job, launched: Launched | None) -> list[str]:

@@ -75,7 +75,7 @@ class Series:
         sizes: Bytes of the vector.
         repeats: Timed repeats of each size.
         mode: The mode of the servers.
-        bucket_mb: MiB of the vector in one message.
+        bucket_mb: MiB of the vector in one message, at most.
     """
 
     op: str
@@ -212,7 +212,8 @@ def bench(
             continue
         held_by = _number_of_servers(op, servers, number)
         used = allocate(listed, number, held_by) if listed else []
-        series = Series(op, carriers, number, held_by, used, sizes, repeats, mode, bucket_mb)
+        used_mb = largest_push(int(bucket_mb * 2**20), number) / 2**20
+        series = Series(op, carriers, number, held_by, used, sizes, repeats, mode, used_mb)
         click.echo(
             f"{op} over {', '.join(carriers)} with {with_noun(number, 'worker')} …", err=True
         )
@@ -242,8 +243,7 @@ def _rows(series: Series, measured: Mapping[str, Sequence[Measured]]) -> list[Ro
                 "hosts": list(map(str, series.hosts)),
             }
             if series.servers:
-                bucket = largest_push(int(series.bucket_mb * 2**20), series.workers)
-                row |= {"mode": series.mode, "bucket_mb": bucket / 2**20}
+                row |= {"mode": series.mode, "bucket_mb": series.bucket_mb}
             rows.append(row | _figures(of_size, size, series.workers, series.times))
     return rows
 

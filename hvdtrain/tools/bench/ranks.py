@@ -20,7 +20,6 @@ from hvdtrain.base.system.memory import keep_memory
 from hvdtrain.base.world.network import use_one_interface
 from hvdtrain.base.world.place import World, read_world
 from hvdtrain.job.buckets.partition import cut
-from hvdtrain.job.buckets.send_queue import largest_push
 from hvdtrain.job.coordination.job import Job
 from hvdtrain.job.ps.push_exchange import PushExchange
 from hvdtrain.job.wire import horovod
@@ -172,8 +171,7 @@ def pushpull(
     """
     weights = torch.zeros(size // 4)
     gradient = torch.ones(size // 4)
-    most = largest_push(4 * bucket_elements, world.workers)
-    pieces = cut([len(weights)], world.servers, most // 4)
+    pieces = cut([len(weights)], world.servers, bucket_elements)
     if world.is_chief:
         for piece in pieces:
             initial = weights[piece.start : piece.stop].clone()
