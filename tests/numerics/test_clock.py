@@ -37,6 +37,28 @@ def test_each_lap_begins_where_the_last_mark_was():
     assert clock.lapped_s == sum(first.values()) + sum(second.values())
 
 
+def test_a_lap_that_has_ended_is_divided_later_as_well():
+    clock = Clock(nn.Linear(1, 1), torch.device("cpu"))
+    moments = itertools.accumulate(itertools.count(0))
+    clock.watch.now = lambda: next(moments)
+    clock.start()
+    clock.mark("data")
+    clock.mark("comm")
+    first = clock.end_lap()
+    clock.mark("data")
+    second = clock.end_lap()
+    updates = [(2.0, 2.5)]  # within comm, from 1 to 3
+    parts = clock.divide(first, waits=[], updates=updates)
+    assert {part: spent for part, spent in parts.items() if spent} == {
+        "data": 1,
+        "comm": 1.5,
+        "optimizer": 0.5,
+    }
+    parts = clock.divide(second, waits=[], updates=[])
+    assert {part: spent for part, spent in parts.items() if spent} == {"data": 3}
+    assert clock.lapped_s == 6
+
+
 def test_processor_time_of_computing_leaves_out_what_is_not_computing():
     """The thread's processor time is 0, 1, 3, 6, 10 …, as the moments above.
 

@@ -148,6 +148,9 @@ def test_what_goes_wrong_is_a_line_and_nothing_hangs(tmp_path, fault, workers, s
     done = run_script(tmp_path / "run", "allreduce", REGRESSION, *words, workers=workers)
     assert done.returncode != 0
     assert said in done.stdout, done.stdout
+    if fault == "raises":  # the steps before that are recorded
+        taken = [row["step"] for row in steps(tmp_path / "run", 1)]
+        assert taken == [1, 2]
 
 
 def test_an_optimizer_that_servers_lack_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,23 @@ BEFORE_COMPUTING = ("data", "optimizer")
 SHORTEST_S = 5e-5
 
 Stretch = tuple[Any, Any]  # the moments, of a Stopwatch, at which something began and ended
+Mark = tuple[str, Any]  # a part, and the moment, of a Stopwatch, at which it ended
+
+
+@dataclass(frozen=True)
+class Lap:
+    """A stretch of training, a step for example, whose parts have not been told apart yet.
+
+    Attributes:
+        marks: each part. The first mark is the beginning of the lap.
+        computing_cpu_seconds: processor seconds of the worker's thread in COMPUTING. They leave out
+            the time in which other threads had its core. 0 on a GPU.
+        is_traced: whether spans are recorded in the lap.
+    """
+
+    marks: list[Mark]
+    computing_cpu_seconds: float
+    is_traced: bool
 
 
 class Stopwatch:
@@ -102,8 +120,7 @@ class Clock:
 
     Attributes:
         hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
-        computing_cpu_seconds: processor seconds of this thread in COMPUTING in the last lap. They
-            leave out the time in which other threads had its core. 0 on a GPU.
+        computing_cpu_seconds: see Lap, of the last one that has ended.
         lapped_s: seconds of all laps since `start`: what their parts add up to.
     """
 
@@ -116,7 +133,7 @@ class Clock:
     ) -> None:
         self.watch = Stopwatch(device)
         self.alone = alone
-        self.marks: list[tuple[str, Any]] = []
+        self.marks: list[Mark] = []
         self.last_gradient: Any = None
         self.hidden_s = 0.0
         self.lapped_s = 0.0
@@ -229,6 +246,24 @@ class Clock:
     ) -> dict[str, float]:
         """Blocks until the device has reached the last mark, and ends the lap there.
 
+        Returns:
+            The seconds of each part: see `divide`.
+        """
+        return self.divide(self.end_lap(), waits, updates)
+
+    def end_lap(self) -> Lap:
+        """Ends the lap at the last mark, where the next one begins."""
+        lap = Lap(self.marks, self._computed_cpu_s, trace.is_recording())
+        self.marks = self.marks[-1:]
+        self.computing_cpu_seconds = self._computed_cpu_s
+        self._computed_cpu_s = 0.0
+        return lap
+
+    def divide(
+        self, lap: Lap, waits: Sequence[Stretch], updates: Sequence[Stretch]
+    ) -> dict[str, float]:
+        """Blocks until the device has reached the lap's end, and divides the lap into parts.
+
         Args:
             waits: when this worker waited for weights, within whichever part.
             updates: when its optimizer was at work in another thread, or within `comm`; no two of
@@ -237,10 +272,10 @@ class Clock:
         Returns:
             The seconds of each part.
         """
-        marks = self.marks
+        marks = lap.marks
         if self.watch.on_gpu:
             last = marks[-1][1]
-            self.wait()
+            self.watch.wait_for(last)
             now = time.perf_counter()
 
             def clock_time(moment: Any) -> float:
@@ -252,10 +287,7 @@ class Clock:
             marks = [(part, clock_time(moment)) for part, moment in marks]
             waits = [(clock_time(began), clock_time(ended)) for began, ended in waits]
             updates = [(clock_time(began), clock_time(ended)) for began, ended in updates]
-        is_recording = trace.is_recording()
         self.lapped_s += marks[-1][1] - marks[0][1]
-        self.computing_cpu_seconds = self._computed_cpu_s
-        self._computed_cpu_s = 0.0
         spent = dict.fromkeys(PARTS, 0.0)
         self.hidden_s = seconds_of(cut_to(marks[0][1], marks[-1][1], updates))
         for part, outer_part, (began, ended) in divide(marks, waits, updates):
@@ -265,9 +297,8 @@ class Clock:
                 spent[outer_part] -= seconds
             if outer_part == "comm":
                 self.hidden_s -= seconds
-            if is_recording and (not outer_part or seconds > SHORTEST_S):
+            if lap.is_traced and (not outer_part or seconds > SHORTEST_S):
                 trace.span(trace.STEP, part, began, ended)
-        self.marks = self.marks[-1:]
         return move(spent, "comm", "backward", spent["comm"]) if self.alone else spent
 
 
@@ -282,7 +313,7 @@ def divide(
 
     Args:
         marks: each part, and when it ended. The first mark is the beginning of the lap.
-        waits, updates: see Clock.lap.
+        waits, updates: see Clock.divide.
 
     Yields:
         A part, the part in which it lies (empty for none), and its stretch. Outer parts come before

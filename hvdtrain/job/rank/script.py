@@ -498,6 +498,7 @@ class WorkerSession:
     def write_metrics(self) -> None:
         """Writes the metrics of all steps so far, however the script has ended."""
         if self.steps:
+            self.steps.record()
             self.recorder.lines.write()
 
     def tell(self, line: str) -> None:

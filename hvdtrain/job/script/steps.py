@@ -1,6 +1,10 @@
 """What is counted and decided after each step of a script: metrics, the end of a sprint."""
 
-from collections.abc import Callable, Mapping
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,7 +12,7 @@ from torch import nn
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.numerics.clock import Clock, Timer
+from hvdtrain.base.numerics.clock import Clock, Lap, Stretch, Timer
 from hvdtrain.base.numerics.slowdown import Slowdown
 from hvdtrain.base.system import trace
 from hvdtrain.job.coordination.job import Job
@@ -19,6 +23,7 @@ from hvdtrain.job.training.barrier import Decision, StepBarrier
 from hvdtrain.job.training.cost import ProcessorTime
 from hvdtrain.job.training.history import History
 from hvdtrain.job.training.sprint import Sprint
+from hvdtrain.job.wire.messages import PushStatus
 
 
 class ScriptStopped(BaseException):
@@ -26,6 +31,28 @@ class ScriptStopped(BaseException):
 
     It is not an Exception, so `except Exception` in a script does not catch it.
     """
+
+
+@dataclass(frozen=True)
+class StepTaken:
+    """A step that is not recorded yet.
+
+    Attributes:
+        step: its number on this worker.
+        samples: how many samples this worker trained on.
+        time: seconds of training up to its end.
+        lap: the step's time.
+        waits, updates: see Clock.divide.
+        push: see Recorder.step.
+    """
+
+    step: int
+    samples: int
+    time: float
+    lap: Lap
+    waits: Sequence[Stretch]
+    updates: Sequence[Stretch]
+    push: PushStatus | None
 
 
 class Steps:
@@ -76,6 +103,9 @@ class Steps:
         self._is_between_steps = True
         self._is_synchronized = False
         self._waits_in_forward = False
+        self._unrecorded: deque[StepTaken] = deque()
+        self._recording = threading.Lock()
+        self._process = os.getpid()
 
     def begin(self) -> None:
         """Starts the clock, when every worker is ready."""
@@ -154,30 +184,55 @@ class Steps:
         self.clock.mark("optimizer" if self.gradients.updates_here else "comm")
         self.taken += 1
         self.history.step = self.taken
-        self._record()
+        self._end_step()
         if self._decide():
             self._end_round()
 
-    def _record(self) -> None:
+    def _end_step(self) -> None:
         self.clock.wait()  # a GPU's updates are known when they have ended
-        updates = self.sync.updates()
-        seconds = self.clock.lap(self.sync.waits, updates)
-        row = {
-            "step": self.taken,
-            "epoch": 1,
-            "samples": self.count_samples(),
-            "loss": None,
-            "accuracy": None,
-            "time": round(self.timer.seconds(), 6),
-            "computing_cpu_seconds": round(self.clock.computing_cpu_seconds, 6),
-        }
-        self.recorder.step(row, seconds, 0, self.sync.push_status)
+        step = StepTaken(
+            self.taken,
+            self.count_samples(),
+            self.timer.seconds(),
+            self.clock.end_lap(),
+            self.sync.waits,
+            self.sync.updates(),
+            self.sync.push_status,
+        )
+        self._unrecorded.append(step)
+        if self.recorder.lines.at_once:  # a write has failed, and this thread is to meet that
+            self.record()
         self.clock.mark("metrics")
         trace.at_step(self.taken + 1)
         self.clock.last_gradient = None
         self._has_gone_forward = False
         self._is_between_steps = True
         self._is_synchronized = False
+
+    def record(self) -> None:
+        """Records the steps that are not recorded yet, from any thread.
+
+        Many steps at once take less of the processor's time than each by itself. A process that
+        was forked from this one records none.
+        """
+        if os.getpid() != self._process:  # asked before the lock, which may have been forked locked
+            return
+        with self._recording:
+            while self._unrecorded:
+                self._record(self._unrecorded.popleft())
+
+    def _record(self, taken: StepTaken) -> None:
+        seconds = self.clock.divide(taken.lap, taken.waits, taken.updates)
+        row = {
+            "step": taken.step,
+            "epoch": 1,
+            "samples": taken.samples,
+            "loss": None,
+            "accuracy": None,
+            "time": round(taken.time, 6),
+            "computing_cpu_seconds": round(taken.lap.computing_cpu_seconds, 6),
+        }
+        self.recorder.step(row, seconds, 0, taken.push)
 
     def _decide(self) -> Decision:
         """Returns what follows this step: all workers decide alike, or come to that later."""
@@ -246,6 +301,7 @@ class Steps:
 
     def meet(self) -> None:
         """Waits for the other workers, and takes over how far all are together."""
+        self.record()
         self.clock.mark("barrier")
         spent = self.clock.lap()
         elapsed = self.timer.before + self.clock.lapped_s  # so that the parts add up to it
