@@ -83,13 +83,18 @@ class SharedLink:
 
     The connection that is served next is drawn, since TCP shares a link unevenly. The messages of a
     connection keep their order.
+
+    Args:
+        drawn: how many of the waiting connections are drawn. Of these, the one that has waited
+            longest is served: the more are drawn, the more evenly the link is shared.
     """
 
-    def __init__(self, loop: EventLoop, draw: random.Random) -> None:
+    def __init__(self, loop: EventLoop, draw: random.Random, drawn: int = 1) -> None:
         self.loop = loop
+        self.drawn = drawn
         self._random = draw.random
         self._messages: dict[Hashable, deque[tuple[float, Then, Then]]] = {}
-        # The messages of each connection with one that waits.
+        # The messages of each connection with one that waits. The one that waits longest is first.
         self._waiting: list[deque[tuple[float, Then, Then]]] = []
         self._busy = False
         # What the message that occupies the link calls at its end.
@@ -113,17 +118,17 @@ class SharedLink:
 
     def _next(self) -> None:
         """Begins with the next message, if any waits."""
-        waiting = self._waiting
-        connections = len(waiting)
+        connections = len(self._waiting)
         self._busy = connections > 0
         if not connections:
             return
-        number = int(self._random() * connections) if connections > 1 else 0
-        messages = waiting[number]
+        number = 0
+        if connections > 1:
+            number = min(int(self._random() * connections) for _ in range(self.drawn))
+        messages = self._waiting.pop(number)
         seconds, begins, ends = messages.popleft()
-        if not messages:
-            waiting[number] = waiting[-1]
-            waiting.pop()
+        if messages:
+            self._waiting.append(messages)
         self._ends = ends
         begins()
         loop = self.loop

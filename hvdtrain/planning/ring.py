@@ -30,6 +30,8 @@ AHEAD = 2
 # The averages of a step of Horovod where no layer waits: of what is ready at the end of the first
 # cycle, and of the rest.
 FUSED = 2
+# The parts in which the processors' work of a collective is simulated.
+PARTS = 8
 
 
 def averages_of_exchange(scenario: Scenario) -> int:
@@ -168,5 +170,25 @@ class SimulatedRing(SimulatedJob):
         together_s = wire_s + alone_s if times_around == 1 else math.hypot(wire_s, alone_s)
         further_s = together_s - max(wire_s, alone_s) + waits_s
         both = Join(2, partial(self.loop.after, further_s, then))
-        self.cores.work(processor_s, self.worker.times, both)
+        go_on(self._process(processor_s, alone_s, wire_s, both))
         self.loop.after(wire_s, both)
+
+    def _process(self, processor_s: float, alone_s: float, wire_s: float, then: Then) -> Process:
+        """Has the processors do their part of a collective, as bytes come over the wire.
+
+        With no other work on the cores it ends with the wire, or when the processors have done all
+        without a pause.
+
+        Args:
+            processor_s: processor seconds of a worker.
+            alone_s: seconds that these take with no other work on the cores.
+            wire_s: seconds of the wire.
+        """
+        began = self.loop.now
+        last_part_s = max(0.0, wire_s - alone_s / PARTS)
+        for number in range(PARTS):
+            due = began + last_part_s * number / (PARTS - 1)
+            if due > self.loop.now:
+                yield partial(self.loop.after, due - self.loop.now)
+            yield partial(self.cores.work, processor_s / PARTS, self.worker.times)
+        then()

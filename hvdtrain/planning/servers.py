@@ -25,12 +25,15 @@ from hvdtrain.planning.engine import (
 )
 from hvdtrain.planning.layout import Detail, HostGroup, Piece, cut, host_groups
 from hvdtrain.planning.policies import GroupPolicies, accept
-from hvdtrain.planning.scenario import WARM_UP, Scenario
+from hvdtrain.planning.scenario import BUCKET_BYTES, WARM_UP, Scenario
 from hvdtrain.planning.worker import SimulatedJob, Worker
 
 # The connections to a server that are simulated one by one. With more workers each stands for
 # several.
 CONNECTIONS = 8
+# How many connections are drawn where messages are smaller than BUCKET_BYTES, because many workers
+# push: see SharedLink. TCP shares a link more evenly among such: README.md.
+DRAWN_OF_SMALL = 2
 
 
 def _nothing() -> None:
@@ -51,8 +54,9 @@ class _Hosts:
         self, group: HostGroup, scenario: Scenario, loop: EventLoop, draw: random.Random
     ) -> None:
         self.group = group
-        self.up = SharedLink(loop, draw)
-        self.down = SharedLink(loop, draw)
+        drawn = 1 if scenario.bucket_bytes == BUCKET_BYTES else DRAWN_OF_SMALL
+        self.up = SharedLink(loop, draw, drawn)
+        self.down = SharedLink(loop, draw, drawn)
         gbit = scenario.bandwidth_gbit
         if scenario.server_gbit and not group.workers:
             gbit = scenario.server_gbit

@@ -175,6 +175,12 @@ class Worker:
         slowest_of: how many workers wait for the slowest of them. This worker has its pace.
         step: the number of the step.
         pace: how many times as long as usual computing takes in this step.
+        may_be_slow: whether some steps are slow.
+        slower: how many times as long as that this step's computing takes with --slow, which has the
+            worker sleep for the rest.
+        began: when this step began.
+        backward_s: how long the last backward took, or the rest of a round, if this worker may be
+            slow.
         slow_due: the steps that are due to be slow at random, in part of one.
         slow_steps: how many come due in a simulated step.
         quantile: of this step's jitter.
@@ -196,6 +202,11 @@ class Worker:
         self.slowest_of = slowest_of
         self.step = 0
         self.pace = 1.0
+        self.may_be_slow = factor != 1 or self.scenario.slow.random_share > 0
+        self.slower = 1.0
+        self.began = 0.0
+        forward_s = self.scenario.fixed_s + sum(layer.forward_s for layer in self.scenario.layers)
+        self.backward_s = self.scenario.local_steps * self.scenario.computing_s - forward_s
         self.slow_due = job.draw.random()
         self.quantile = job.draw.random()
         self.slow_steps = expected_slow(
@@ -215,16 +226,31 @@ class Worker:
         while self.job.takes_share(self):
             self._begin_step()
             computed_s = yield from self._forward()
+            if self.may_be_slow:
+                yield self.compute(computed_s)
+                yield partial(self.job.loop.after, self._sleep_s())
+                computed_s = 0.0
+            backward_began = self.job.loop.now
             if scenario.local_steps == 1:
                 yield from self._backward(computed_s)
             else:
                 yield from self._rest_of_local_steps(computed_s)
+            self.backward_s = self.job.loop.now - backward_began
             if not scenario.waits_for_layers:
                 yield from self._until_fresh(layers)
                 if updates_alone:
                     self.pace = 1.0
                     yield self.compute(scenario.optimizer_s)
             self.job.step_ended(self)
+
+    def _sleep_s(self) -> float:
+        """Returns how long --slow has the worker sleep between this forward and backward.
+
+        As in training.step, this depends on how long this forward and the last backward took,
+        while other threads had the cores too.
+        """
+        forward_s = self.job.loop.now - self.began - self.waited[-1]
+        return (self.slower - 1) * (forward_s + self.backward_s)
 
     def _forward(self) -> Generator[Wait, None, float]:
         """Computes forward, and waits for each layer that has no fresh weights yet.
@@ -317,8 +343,13 @@ class Worker:
         self.slow_due += self.slow_steps
         slow_steps = min(local_steps, math.floor(self.slow_due))
         self.slow_due -= slow_steps
-        slower = 1 + (slow.random_factor - 1) * slow_steps / local_steps
-        self.pace = self.factor * jitter * slower
+        self.slower = 1 + (slow.random_factor - 1) * slow_steps / local_steps
+        self.pace = jitter
+        if self.scenario.shares == "measured":
+            self.pace *= self.factor  # it has as many more samples
+        else:
+            self.slower *= self.factor
+        self.began = self.job.loop.now
 
 
 def expected_slow(share: float, steps: int, workers: int) -> float:
