@@ -53,8 +53,8 @@ STEPS = 30
 # 8.7 MB. Of far less, much would be through before the token bucket of a link begins to count.
 MODEL = ("--model", "vggf", "--width", "0.125", "--image-size", "64", "--optimizer", "sgd")
 SERVERS = {"ps-async": 1, "ps-ssp": 1, "ps-sync": 1, "allreduce": 0}
-SLOW = ("none", "1:3x")
-RATES = ("200mbit", "800mbit")
+SLOW = ("none", "0:2x", "1:2x")
+RATES = ("300mbit", "700mbit")
 FIGURES = ("predicted_step_s", "low", "high", "linear_s", "slower_of_both_s")
 # What is compared with a measurement: the prediction, and the two simple rules.
 RULES = ("predicted_step_s", "linear_s", "slower_of_both_s")
