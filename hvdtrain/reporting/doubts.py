@@ -288,8 +288,8 @@ def _one_host(evidence: Evidence) -> Iterator[str]:
     hosts = [field_value(runs[0], "hardware.hosts") for _, runs in evidence.opponents]
     if hosts and all(number == 1 for number in hosts):
         yield (
-            "all ran on one host: over several, workers have more cores, "
-            "and messages a network to cross"
+            "all ran on one host: over several hosts workers have more cores, "
+            "and messages cross a network"
         )
 
 

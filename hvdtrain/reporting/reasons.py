@@ -192,11 +192,11 @@ def _share_of_bound(evidence: Evidence) -> str:
     bound = network_bound(runs[0])
     if bound:
         speeds = [run.summary.samples_per_s for run in runs]
-        return f"; that is {fmean(filter(None, speeds)) / bound:.0%} of what its links carry"
+        return f"; the winner reached {fmean(filter(None, speeds)) / bound:.0%} of what its links carry"
     if runs[0].on_gpu:
         return ""
     busy = figures.mean(runs, busy_cores_share)
-    return f"; it kept {min(busy, 1.0):.0%} of its hosts' cores busy" if busy else ""
+    return f"; the winner kept {min(busy, 1.0):.0%} of its hosts' cores busy" if busy else ""
 
 
 # Quality
