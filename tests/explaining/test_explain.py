@@ -288,7 +288,7 @@ def test_what_backward_could_have_hidden_of_the_wire_is_lost_overlap(tmp_path, w
     """
     run, steps, told = accounted(linked(make_run(tmp_path / "run", (1, 1), noise=0.001), wire_s))
     not_hidden = min(LATENCY_S, wire_s - hidden_s)
-    assert told.parts["wire"] == pytest.approx(not_hidden, abs=2e-4)
+    assert told.parts["links"] == pytest.approx(not_hidden, abs=2e-4)
     assert told.parts["lost_overlap"] == pytest.approx(LATENCY_S - not_hidden, abs=2e-4)
     assert told.step_s == pytest.approx(COMPUTE_S + LATENCY_S, rel=0.02)
     rate = what_if(run, steps, None, told)["double_bandwidth"]
@@ -306,7 +306,7 @@ def test_with_servers_the_next_forward_hides_the_wire_too_and_queueing_is_what_s
     change(run / "summary.json", processes=[])
     (run / "metrics.server0.jsonl").write_text(json.dumps(counted) + "\n")
     _, _, told = accounted(linked(run, 0.028 / 2))  # the two workers' bytes share a link
-    assert (told.parts["wire"], told.parts["queueing"]) == (0, 0)
+    assert (told.parts["links"], told.parts["queueing"]) == (0, 0)
     assert told.parts["lost_overlap"] == pytest.approx(LATENCY_S, abs=2e-4)
     (run / "metrics.server0.jsonl").write_text(json.dumps(counted | {"queued_s": 0.4}) + "\n")
     _, _, told = accounted(run)
@@ -340,15 +340,15 @@ def test_answers_that_leave_behind_all_pushes_are_the_wires_as_far_as_buckets_ex
 
     told, faster = told_with(megabytes)
     assert (
-        told.needed_s["wire"] == pytest.approx(0.15, rel=0.01)
+        told.needed_s["links"] == pytest.approx(0.15, rel=0.01)
         and told.parts["other_waiting"] < 1e-3
     )
     halved = told.step_s / (told.step_s - 0.075)
     assert (faster["double_bandwidth"], faster["one_more_server"]) == pytest.approx(
         (halved, halved), rel=0.01
     )
-    assert told_with(megabytes / 20)[0].needed_s["wire"] == pytest.approx(0.09 + 0.0045, rel=0.01)
-    assert told_with(megabytes, mode="ps-async")[0].needed_s["wire"] == pytest.approx(
+    assert told_with(megabytes / 20)[0].needed_s["links"] == pytest.approx(0.09 + 0.0045, rel=0.01)
+    assert told_with(megabytes, mode="ps-async")[0].needed_s["links"] == pytest.approx(
         0.09, rel=0.01
     )
 
@@ -370,7 +370,7 @@ def test_what_would_have_been_is_held_to_what_the_links_allow(tmp_path):
     rates = what_if(run, steps, find_straggler(steps), told)
     most = 2 * 16 / wire_s
     assert rates["one_more_server"] <= most and rates["without_straggler"] == pytest.approx(most)
-    assert told.needed_s["wire"] == pytest.approx(wire_s)
+    assert told.needed_s["links"] == pytest.approx(wire_s)
 
 
 def test_a_worker_on_the_servers_host_does_not_wait_for_the_link_of_another(tmp_path):
@@ -381,7 +381,7 @@ def test_a_worker_on_the_servers_host_does_not_wait_for_the_link_of_another(tmp_
     change(
         linked(run, 0.04) / "manifest.json", hosts={"one": {"ranks": [0, 1]}, "two": {"ranks": [2]}}
     )
-    assert accounted(run)[2].needed_s["wire"] == pytest.approx(0.02, rel=0.01)
+    assert accounted(run)[2].needed_s["links"] == pytest.approx(0.02, rel=0.01)
 
 
 @pytest.mark.parametrize(("mode", "servers"), [("allreduce", 0), ("ps-async", 1)])
@@ -460,7 +460,7 @@ def test_the_next_forward_hides_what_layers_wait_for_and_nothing_where_a_step_wa
 
     def not_hidden(**manifest):
         change(run / "manifest.json", **manifest)
-        return accounted(run)[2].parts["wire"]
+        return accounted(run)[2].parts["links"]
 
     assert not_hidden(wait_for="step") == pytest.approx(0.05 - 2 / 3 * COMPUTE_S, rel=0.02)
     assert not_hidden(wait_for="layer") == pytest.approx(0.05 - COMPUTE_S, rel=0.02)

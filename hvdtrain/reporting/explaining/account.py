@@ -29,7 +29,7 @@ PARTS = {
         "until the slowest worker has computed too; in ps-ssp until a worker far behind has; "
         "at an epoch's end until all have"
     ),
-    "wire": (
+    "links": (
         "what the bytes of a step take on the measured links, pushes and then their answers, "
         "as far as computing could not have hidden it"
     ),
@@ -46,11 +46,11 @@ PARTS = {
         "holds"
     ),
     "lost_overlap": (
-        "wire, server and messages that a step waited for though computing could have hidden them"
+        "links, server and messages that a step waited for though computing could have hidden them"
     ),
     "other_waiting": "latency, and all other time",
 }
-COMMUNICATION = ("wire", "server", "messages")
+COMMUNICATION = ("links", "server", "messages")
 NO_SERVER_METRICS = "there are no metrics of servers"
 
 
@@ -149,7 +149,7 @@ def _causes(
     """
     server, queueing = _server(run)
     found = {
-        "wire": wire(run, timeline),
+        "links": seconds_on_links(run, timeline),
         "server": server,
         "messages": _messages(run, timeline),
         "queueing": queueing,
@@ -162,8 +162,8 @@ def _causes(
         else:
             known[name] = seconds_or_why
     # How far answers come behind pushes is an estimate: at most what was waited counts.
-    waited_beyond_wire = max(0.0, waited_s - known["wire"])
-    known["wire"] += min(_answers_after_pushes(run, known["wire"]), waited_beyond_wire)
+    waited_beyond_links = max(0.0, waited_s - known["links"])
+    known["links"] += min(_answers_after_pushes(run, known["links"]), waited_beyond_links)
     return known, unknown
 
 
@@ -259,7 +259,7 @@ def waits_for_others(timeline: Timeline) -> np.ndarray:
     return between + beyond_least
 
 
-def wire(run: Run, timeline: Timeline, more_servers: Sequence[str] = ()) -> float | str:
+def seconds_on_links(run: Run, timeline: Timeline, more_servers: Sequence[str] = ()) -> float | str:
     """Returns seconds of a mean step that its bytes take on the busiest link, or why not known.
 
     Workers that wait for each other all wait for that link. Other workers wait only if they use it.
@@ -282,16 +282,16 @@ def wire(run: Run, timeline: Timeline, more_servers: Sequence[str] = ()) -> floa
     return float((users * (busy_s @ rates)).max() / rates.sum())
 
 
-def _answers_after_pushes(run: Run, wire_s: float) -> float:
-    """Returns how much longer than with all bytes going both ways at once the wire takes, at most.
+def _answers_after_pushes(run: Run, links_s: float) -> float:
+    """Returns how much longer than with all bytes going both ways at once the links take, at most.
 
     In lockstep with servers, the answers of a bucket leave when its last push has come. If a server
-    has K buckets of one size, the last bucket's answers come behind all pushes: 1/K of the wire's
+    has K buckets of one size, the last bucket's answers come behind all pushes: 1/K of the link's
     time. It is less if a worker that was answered first pushes beside the others' answers.
 
     Args:
         run: the run.
-        wire_s: seconds of a step on the wire, if all bytes went both ways at once.
+        links_s: seconds of a step on the links, if all bytes went both ways at once.
     """
     weights = run.manifest.trained_parameters or run.manifest.parameters
     bucket_mb = run.manifest.bucket_mb
@@ -300,7 +300,7 @@ def _answers_after_pushes(run: Run, wire_s: float) -> float:
         return 0.0
     bytes_at_once = 4 * weights / run.kind.servers / run.fragments
     buckets = math.ceil(bytes_at_once / (bucket_mb * 2**20))
-    return wire_s / max(1, buckets)
+    return links_s / max(1, buckets)
 
 
 def _server(run: Run) -> tuple[float | str, float | str]:

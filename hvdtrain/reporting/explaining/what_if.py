@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hvdtrain.reporting.explaining.account import Account, waits_for_others, wire
+from hvdtrain.reporting.explaining.account import Account, seconds_on_links, waits_for_others
 from hvdtrain.reporting.explaining.straggler import Straggler
 from hvdtrain.reporting.explaining.timeline import BETWEEN, COMPUTED, SAMPLES, WAITED, Timeline
 from hvdtrain.runs.network_bound import network_bound
@@ -25,8 +25,8 @@ def what_if(
     place of operators. It is not told where backup workers make up for the straggler, since nobody
     waits for it.
 
-    `double_bandwidth`: the wire takes half as long, and a step is shorter as far as it waited for
-    the wire.
+    `double_bandwidth`: the links take half as long, and a step is shorter as far as it waited for
+    them.
 
     `one_more_server`: the links take what they would take with one more server, on the host where
     that is best for them. The servers take less, as the share of each in the weights is smaller.
@@ -44,13 +44,13 @@ def what_if(
     if not run.manifest.backup:
         faster = _speed_without(run, timeline, straggler)
         rates["without_straggler"] = _at_most_bound(rate, faster, bound)
-    wire_s = account.needed_s["wire"]
-    if wire_s:
-        spared_s = min(account.exposed_s["wire"], wire_s / 2)
+    links_s = account.needed_s["links"]
+    if links_s:
+        spared_s = min(account.exposed_s["links"], links_s / 2)
         faster = account.step_s / (account.step_s - spared_s)
         doubled = 2 * bound if bound else bound
         rates["double_bandwidth"] = _at_most_bound(rate, faster, doubled)
-    if run.kind.servers and not {"server", "wire"} & account.unknown.keys():
+    if run.kind.servers and not {"server", "links"} & account.unknown.keys():
         host, spared_s = _one_more_server(run, timeline, account)
         faster = account.step_s / (account.step_s - spared_s)
         bound_then = network_bound(run, [host])
@@ -75,12 +75,14 @@ def _at_most_bound(rate: float, faster: float, bound: float | None) -> float:
 
 def _one_more_server(run: Run, timeline: Timeline, account: Account) -> tuple[str, float]:
     """Returns the best host of one more server, and how many seconds of a step that spares."""
-    before_s = float(wire(run, timeline))
-    after_s, host = min((float(wire(run, timeline, [host])), host) for host in run.manifest.hosts)
+    before_s = float(seconds_on_links(run, timeline))
+    after_s, host = min(
+        (float(seconds_on_links(run, timeline, [host])), host) for host in run.manifest.hosts
+    )
     spared_s = 0.0
     if before_s:
         spared_share = max(0.0, 1 - after_s / before_s)
-        spared_s = min(account.exposed_s["wire"], account.needed_s["wire"] * spared_share)
+        spared_s = min(account.exposed_s["links"], account.needed_s["links"] * spared_share)
     spared_by_server_s = account.needed_s["server"] / (run.kind.servers + 1)
     return host, spared_s + min(account.exposed_s["server"], spared_by_server_s)
 
