@@ -45,8 +45,8 @@ from hvdtrain.planning.units import BANDWIDTH, SlowRules
 
 FORETOLD = Path(__file__).with_name("foretold.csv")
 PREFIX = "fore"
-CORES = 0.45  # of each host
-CALIBRATED_AT = "400mbit"
+CORES = 0.9  # of each host
+CALIBRATED_AT = "500mbit"
 BATCH = 16  # of each worker
 # Fewer than an epoch of the digits has, so that no worker waits for an evaluation.
 STEPS = 30
@@ -54,7 +54,7 @@ STEPS = 30
 MODEL = ("--model", "vggf", "--width", "0.125", "--image-size", "64", "--optimizer", "sgd")
 SERVERS = {"ps-async": 1, "ps-ssp": 1, "ps-sync": 1, "allreduce": 0}
 SLOW = ("none", "0:2x", "1:2x")
-RATES = ("300mbit", "700mbit")
+RATES = ("250mbit", "1gbit")
 FIGURES = ("predicted_step_s", "low", "high", "linear_s", "slower_of_both_s")
 # What is compared with a measurement: the prediction, and the two simple rules.
 RULES = ("predicted_step_s", "linear_s", "slower_of_both_s")
