@@ -263,10 +263,9 @@ class Contest:
             reasons.append(f"more than {most_gbit:g} Gbit/s")
         if self.template.bandwidth_gbit < least_gbit:
             reasons.append(f"less than {least_gbit:g} Gbit/s")
-        slow = self.template.slow
         has_asynchronous = any(not modes.declared(name).lockstep for name in self.mode_names)
-        if has_asynchronous and (slow.workers or slow.random_share):
-            reasons.append("stragglers in asynchronous modes")
+        if has_asynchronous and self.template.slow.random_share:
+            reasons.append("random stragglers in asynchronous modes")
         if self.calibration.device != "cpu":
             reasons.append("GPUs")
         return reasons

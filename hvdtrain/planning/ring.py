@@ -5,7 +5,9 @@ Workers are in lockstep and alike. So one of them, the slowest of each step, sta
 """
 
 import math
+from collections import Counter
 from functools import partial
+from statistics import NormalDist
 
 from hvdtrain.base import modes
 from hvdtrain.planning.engine import Join, Process, Processors, Then, go_on
@@ -48,6 +50,24 @@ def buckets_of_reducer(scenario: Scenario) -> int:
     return max(1, -(-scenario.bytes // BUCKET))
 
 
+def _slowest_group(scenario: Scenario) -> tuple[float, int]:
+    """Returns the factor, and the number, of the workers of which one is the slowest of a step.
+
+    If steps are slow at random, any worker may be.
+    """
+    factors = scenario.factors
+    if scenario.slow.random_share:
+        return max(factors), len(factors)
+
+    def slowest(group: tuple[float, int]) -> float:
+        """Returns the median time of the slowest worker of a group."""
+        factor, workers = group
+        quantile = 0.5 ** (1 / workers)
+        return factor * math.exp(scenario.jitter * NormalDist().inv_cdf(quantile))
+
+    return max(Counter(factors).items(), key=slowest)
+
+
 class SimulatedRing(SimulatedJob):
     """A job that averages gradients in a ring of workers.
 
@@ -65,9 +85,8 @@ class SimulatedRing(SimulatedJob):
         super().__init__(scenario, steps, seed, pieces)
         workers_on_a_host = min(scenario.workers, scenario.workers_per_host)
         self.cores = Processors(self.loop, scenario.free_cores(workers_on_a_host, 1))
-        self.worker = Worker(
-            self, self.cores, workers_on_a_host, max(scenario.factors), scenario.workers
-        )
+        factor, slowest_of = _slowest_group(scenario)
+        self.worker = Worker(self, self.cores, workers_on_a_host, factor, slowest_of)
         self.workers = [self.worker]
         self.ready: list[int] = []
         self.is_reducing = False
@@ -165,19 +184,28 @@ class SimulatedRing(SimulatedJob):
             crossing = scenario.ring_bytes(gradients, times_around, members) * codec.wire_share
             wire_s = crossing / scenario.wire_rate / FILLS[times_around]
             wire_s += times_around * (members - 1) * scenario.latency_s
+        if times_around == 1:
+            go_on(self._one_after_the_other(wire_s, processor_s, waits_s, then))
+            return
         # with no other work on the cores
         alone_s = processor_s / min(1.0, self.cores.cores / self.worker.times)
-        together_s = wire_s + alone_s if times_around == 1 else math.hypot(wire_s, alone_s)
-        further_s = together_s - max(wire_s, alone_s) + waits_s
+        further_s = math.hypot(wire_s, alone_s) - max(wire_s, alone_s) + waits_s
         both = Join(2, partial(self.loop.after, further_s, then))
         go_on(self._process(processor_s, alone_s, wire_s, both))
         self.loop.after(wire_s, both)
 
-    def _process(self, processor_s: float, alone_s: float, wire_s: float, then: Then) -> Process:
-        """Has the processors do their part of a collective, as bytes come over the wire.
+    def _one_after_the_other(
+        self, wire_s: float, processor_s: float, waits_s: float, then: Then
+    ) -> Process:
+        yield partial(self.loop.after, wire_s)
+        yield partial(self.cores.work, processor_s, self.worker.times)
+        yield partial(self.loop.after, waits_s)
+        then()
 
-        With no other work on the cores it ends with the wire, or when the processors have done all
-        without a pause.
+    def _process(self, processor_s: float, alone_s: float, wire_s: float, then: Then) -> Process:
+        """Has the processors do their part of an all-reduce, as bytes come over the wire.
+
+        If nothing else has the cores, it takes max(wire_s, alone_s).
 
         Args:
             processor_s: processor seconds of a worker.

@@ -31,8 +31,8 @@ from hvdtrain.planning.worker import SimulatedJob, Worker
 # The connections to a server that are simulated one by one. With more workers each stands for
 # several.
 CONNECTIONS = 8
-# How many connections are drawn where messages are smaller than BUCKET_BYTES, because many workers
-# push: see SharedLink. TCP shares a link more evenly among such: README.md.
+# How many connections are drawn (see SharedLink) where buckets are smaller than BUCKET_BYTES because
+# there are many workers. TCP then shares a link more evenly: "Links" in README.md.
 DRAWN_OF_SMALL = 2
 
 

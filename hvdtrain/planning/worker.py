@@ -175,12 +175,13 @@ class Worker:
         slowest_of: how many workers wait for the slowest of them. This worker has its pace.
         step: the number of the step.
         pace: how many times as long as usual computing takes in this step.
-        may_be_slow: whether some steps are slow.
-        slower: how many times as long as that this step's computing takes with --slow, which has the
-            worker sleep for the rest.
-        began: when this step began.
-        backward_s: how long the last backward took, or the rest of a round, if this worker may be
-            slow.
+        sleeps: whether this worker sleeps if it is slow.
+        may_be_slow: whether --slow has this worker sleep in some steps.
+        slower: the factor of --slow in this step: the worker sleeps (slower - 1) times as long as it
+            computes.
+        waited_in_forward: seconds of this forward in which the worker waited for weights.
+        backward_s: how long the last backward took, or the rest of a round of local steps. It is
+            measured if may_be_slow.
         slow_due: the steps that are due to be slow at random, in part of one.
         slow_steps: how many come due in a simulated step.
         quantile: of this step's jitter.
@@ -202,11 +203,15 @@ class Worker:
         self.slowest_of = slowest_of
         self.step = 0
         self.pace = 1.0
-        self.may_be_slow = factor != 1 or self.scenario.slow.random_share > 0
+        # With measured shares a slow worker has fewer samples, and all take as long: see
+        # Scenario.factors.
+        self.sleeps = self.scenario.shares != "measured"
+        self.may_be_slow = (self.sleeps and factor != 1) or self.scenario.slow.random_share > 0
         self.slower = 1.0
-        self.began = 0.0
-        forward_s = self.scenario.fixed_s + sum(layer.forward_s for layer in self.scenario.layers)
-        self.backward_s = self.scenario.local_steps * self.scenario.computing_s - forward_s
+        self.waited_in_forward = 0.0
+        layers_s = self.scenario.computing_s - self.scenario.fixed_s
+        forward_s = sum(layer.forward_s for layer in self.scenario.layers)
+        self.backward_s = self.scenario.local_steps * layers_s - forward_s
         self.slow_due = job.draw.random()
         self.quantile = job.draw.random()
         self.slow_steps = expected_slow(
@@ -225,17 +230,15 @@ class Worker:
         updates_alone = not scenario.servers and not scenario.shards_optimizer
         while self.job.takes_share(self):
             self._begin_step()
-            computed_s = yield from self._forward()
             if self.may_be_slow:
-                yield self.compute(computed_s)
-                yield partial(self.job.loop.after, self._sleep_s())
+                yield from self._forward_and_sleep()
                 computed_s = 0.0
-            backward_began = self.job.loop.now
+            else:
+                computed_s = yield from self._forward(scenario.fixed_s)
             if scenario.local_steps == 1:
                 yield from self._backward(computed_s)
             else:
                 yield from self._rest_of_local_steps(computed_s)
-            self.backward_s = self.job.loop.now - backward_began
             if not scenario.waits_for_layers:
                 yield from self._until_fresh(layers)
                 if updates_alone:
@@ -243,25 +246,33 @@ class Worker:
                     yield self.compute(scenario.optimizer_s)
             self.job.step_ended(self)
 
-    def _sleep_s(self) -> float:
-        """Returns how long --slow has the worker sleep between this forward and backward.
+    def _forward_and_sleep(self) -> Process:
+        """Computes forward, and sleeps as --slow has the worker sleep before backward.
 
-        As in training.step, this depends on how long this forward and the last backward took,
+        As in training.step, how long depends on the time of this forward and the last backward,
         while other threads had the cores too.
         """
-        forward_s = self.job.loop.now - self.began - self.waited[-1]
-        return (self.slower - 1) * (forward_s + self.backward_s)
+        loop = self.job.loop
+        yield self.compute(self.scenario.fixed_s)
+        began = loop.now
+        self.waited_in_forward = 0.0
+        computed_s = yield from self._forward(0.0)
+        yield self.compute(computed_s)
+        forward_s = loop.now - began - self.waited_in_forward
+        yield partial(loop.after, (self.slower - 1) * (forward_s + self.backward_s))
 
-    def _forward(self) -> Generator[Wait, None, float]:
+    def _forward(self, seconds: float) -> Generator[Wait, None, float]:
         """Computes forward, and waits for each layer that has no fresh weights yet.
 
         Computing until the worker waits, or until a piece leaves, is one event, however many layers
         are computed in it.
 
+        Args:
+            seconds: of computing before forward that no event has yet.
+
         Returns:
             The seconds of computing since the last wait. They belong to the next event.
         """
-        seconds = self.scenario.fixed_s
         for number, layer in enumerate(self.scenario.layers):
             # No piece becomes stale before backward.
             if self.stale_pieces[number]:
@@ -277,6 +288,7 @@ class Worker:
         Args:
             seconds: of computing before backward that no event has yet.
         """
+        began = self.job.loop.now
         layers = self.scenario.layers
         for number in reversed(range(len(layers))):
             seconds += layers[number].backward_s
@@ -285,6 +297,7 @@ class Worker:
                 yield self.compute(seconds)
                 self.job.gradient_ready(self, number)
                 seconds = 0.0
+        self.backward_s = self.job.loop.now - began
 
     def _rest_of_local_steps(self, seconds: float) -> Process:
         """Computes a round from its first backward on, and sends all pieces after the last step.
@@ -292,13 +305,15 @@ class Worker:
         Args:
             seconds: of computing before backward that no event has yet.
         """
+        began = self.job.loop.now
         scenario = self.scenario
         local_steps = scenario.local_steps
         for layer in reversed(scenario.layers):
             seconds += layer.backward_s
-        yield self.compute(
-            seconds + (local_steps - 1) * scenario.computing_s + local_steps * scenario.optimizer_s
-        )
+        further = local_steps - 1
+        yield self.compute(seconds + further * (scenario.computing_s - scenario.fixed_s))
+        self.backward_s = self.job.loop.now - began
+        yield self.compute(further * scenario.fixed_s + local_steps * scenario.optimizer_s)
         for number in reversed(range(len(scenario.layers))):
             self.job.gradient_ready(self, number)
 
@@ -321,7 +336,9 @@ class Worker:
             if self.stale_pieces[layer]:
                 yield partial(self._await, layer)
         self.waits_since = None
-        self.waited[-1] += self.job.loop.now - began
+        waited = self.job.loop.now - began
+        self.waited[-1] += waited
+        self.waited_in_forward += waited
 
     def _await(self, layer: int, then: Then) -> None:
         self.awaited = layer, then
@@ -345,11 +362,10 @@ class Worker:
         self.slow_due -= slow_steps
         self.slower = 1 + (slow.random_factor - 1) * slow_steps / local_steps
         self.pace = jitter
-        if self.scenario.shares == "measured":
-            self.pace *= self.factor  # it has as many more samples
-        else:
+        if self.sleeps:
             self.slower *= self.factor
-        self.began = self.job.loop.now
+        else:
+            self.pace *= self.factor
 
 
 def expected_slow(share: float, steps: int, workers: int) -> float:

@@ -6,11 +6,11 @@
     sudo python tests/benchmarks/foretold.py measure
     python tests/benchmarks/foretold.py table
 
-`calibrate` makes three runs on two hosts at 400 Mbit/s, in lockstep and without a slow worker, and
+`calibrate` makes three runs on two hosts at 500 Mbit/s, in lockstep and without a slow worker, and
 a calibration from them. `foretell` writes a prediction of each cell into foretold.csv, which is
 committed before `measure` makes the runs. A cell is a mode, a slow worker and a rate. Two workers
-are on a host each. The server is beside worker 1, which is also the slow one if there is one. Each
-host has 0.45 of a core to itself, so that two hosts do not take each other's time.
+are on a host each. The server is beside worker 1. Either worker may be slow. Each host has 0.9 of a
+core: of less, a process that was asleep has more than its part for a moment.
 
 `measure` begins no further run after --seconds. The same command goes on, and makes --repeats of
 each cell. `table` prints each prediction beside what was measured, and beside two simple rules:

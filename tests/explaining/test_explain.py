@@ -282,8 +282,8 @@ def linked(run, wire_s):
 @pytest.mark.parametrize(
     ("wire_s", "hidden_s"), [(0.010, 0.010), (0.028, 2 / 3 * COMPUTE_S), (0.060, 2 / 3 * COMPUTE_S)]
 )
-def test_what_backward_could_have_hidden_of_the_wire_is_lost_overlap(tmp_path, wire_s, hidden_s):
-    """A step waits for 4 ms. Twice the bandwidth spares half the wire's time, where a step waited
+def test_what_backward_could_have_hidden_of_the_links_is_lost_overlap(tmp_path, wire_s, hidden_s):
+    """A step waits for 4 ms. Twice the bandwidth spares half the links' time, where a step waited
     so long for it.
     """
     run, steps, told = accounted(linked(make_run(tmp_path / "run", (1, 1), noise=0.001), wire_s))

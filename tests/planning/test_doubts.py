@@ -49,10 +49,15 @@ def test_a_map_has_no_probability_where_nothing_was_validated(tmp_path):
     # Of the places only the one that was validated has a percentage.
     assert re.findall(r"(RING|SERVERS|ONE MACHINE) \d+%", said) == ["ONE MACHINE"]
     assert "was ever confirmed by a measurement" in said
-    for slow, mode, marked in (("1:4x", "ps-async", True), ("1:4x", "ps-sync", False)):
+    often = "random:4x:p=0.1"
+    for slow, mode, marked in (
+        (often, "ps-async", True),
+        (often, "ps-sync", False),
+        ("1:4x", "ps-async", False),
+    ):
         words = ["--workers", "2", "--servers", "1", "--bandwidth", "1gbit", "--modes", mode]
         _, found = asked(tmp_path, make(), *words, "--slow", slow)
-        reasons = ["stragglers in asynchronous modes"] if marked else []
+        reasons = ["random stragglers in asynchronous modes"] if marked else []
         assert found["map"][0]["not_validated"] == reasons
     assert place(make(device="cuda"))["not_validated"] == ["GPUs"]
 

@@ -19,7 +19,7 @@ from hvdtrain.planning.calibrate import measured_host
 from hvdtrain.planning.calibration import Quantity
 from hvdtrain.planning.command import plan as command
 from hvdtrain.planning.layout import COARSE, ROUGH
-from hvdtrain.planning.scenario import Scenario, Transport
+from hvdtrain.planning.scenario import Scenario, Stragglers, Transport
 
 FREE = {
     "message_us": 0,
@@ -289,9 +289,10 @@ def test_servers_are_never_below_their_floor_and_asynchronous_ones_near_it(
     st.booleans(),
     st.sampled_from([1, 4]),
     st.sampled_from([1, 2]),
+    st.sampled_from([Stragglers(), Stragglers({0: 3.0}), Stragglers({}, 4.0, 0.3)]),
 )
 def test_no_simulated_step_is_shorter_than_what_is_said_without_simulating_it(
-    job, gbit, detail, is_costly, local_steps, workers_per_host
+    job, gbit, detail, is_costly, local_steps, workers_per_host, slow
 ):
     job = replace(
         job,
@@ -300,6 +301,7 @@ def test_no_simulated_step_is_shorter_than_what_is_said_without_simulating_it(
         local_steps=local_steps,
         workers_per_host=workers_per_host,
         jitter=0.1,
+        slow=slow,
     )
     assert predict.simulate(job, detail=detail).step_s >= least_step_s(job)
 

@@ -250,6 +250,38 @@ def test_a_slow_worker_sleeps_longer_where_others_have_its_cores():
     assert further_s > 1.5 * (simulate(job).step_s - simulate(usual).step_s)
 
 
+@pytest.mark.parametrize(
+    ("mode", "servers", "changed"),
+    [
+        ("allreduce", 0, {}),
+        ("allreduce", 0, {"wait_for": "layer"}),
+        ("allreduce", 0, {"local_steps": 4}),
+        ("sharded", 0, {}),
+        ("ps-sync", 1, {}),
+        ("ps-sync", 1, {"local_steps": 4}),
+    ],
+)
+def test_a_slow_worker_sleeps_for_its_computing_alone(mode, servers, changed):
+    """Neither the optimizer's time nor what belongs to no layer, such as reading data, is multiplied."""
+    free = {"bandwidth_gbit": 1e7, "latency_s": 0.0, "parameters": FEW, "optimizer_s_per_mb": 0.01}
+    job = scenario(mode, 2, servers, 0.2, fixed_s=0.1, cores=2, **free, **changed)
+    slow = replace(job, slow=Stragglers({1: 4.0}))
+    assert simulate(slow).step_s - simulate(job).step_s == pytest.approx(3 * 0.2, rel=0.03)
+
+
+def test_of_workers_of_a_ring_that_vary_one_that_is_always_slow_is_waited_for():
+    """The slowest of four takes longer than one of them; the one slow worker is always the slowest."""
+    free = {"bandwidth_gbit": 1e7, "latency_s": 0.0, "parameters": FEW, "jitter": 0.3}
+    slow = Stragglers({1: 4.0})
+    ring = simulate(scenario("allreduce", 4, 0, slow=slow, **free)).step_s
+    alone = simulate(scenario("single", 1, 0, slow=Stragglers({0: 4.0}), **free)).step_s
+    assert ring == pytest.approx(alone, rel=0.1)
+    # A worker that is hardly slower than the others makes the ring no faster.
+    alike = scenario("allreduce", 4, 0, **free)
+    hardly = replace(alike, slow=Stragglers({1: 1.01}))
+    assert simulate(hardly).step_s == pytest.approx(simulate(alike).step_s, rel=0.1)
+
+
 def test_the_processors_have_their_part_of_an_all_reduce_while_the_wire_carries_it():
     """While the wire takes ten times as long as computing, little of it is during backward."""
     costs = Transport(send_s_per_gb=5.0, receive_s_per_gb=5.0)

@@ -157,7 +157,7 @@ def test_asynchronous_trainings_count_beside_the_slow_worker_that_they_had(tmp_p
     _, found = asked(tmp_path, comparison, *words)
     of_slow = parts(found)["ps-async", 2, 1]
     assert of_slow["samples"] == pytest.approx(5 / 3 * parts(found)["allreduce", 2, 1]["samples"])
-    assert of_slow["not_validated"] == ["stragglers in asynchronous modes"] and found["map"]
+    assert not of_slow["not_validated"] and found["map"]
 
 
 def test_another_global_batch_and_few_trainings_are_marked(tmp_path):

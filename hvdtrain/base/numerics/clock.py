@@ -41,7 +41,7 @@ class Lap:
     """A stretch of training, a step for example, whose parts have not been told apart yet.
 
     Attributes:
-        marks: each part. The first mark is the beginning of the lap.
+        marks: each part, and when it ended. The first mark is the beginning of the lap.
         computing_cpu_seconds: processor seconds of the worker's thread in COMPUTING. They leave out
             the time in which other threads had its core. 0 on a GPU.
         is_traced: whether spans are recorded in the lap.
@@ -119,8 +119,9 @@ class Clock:
             some microseconds a step.
 
     Attributes:
-        hidden_s: seconds of the optimizer's work in the last lap for which nothing waited.
-        computing_cpu_seconds: see Lap, of the last one that has ended.
+        hidden_s: seconds of the optimizer's work for which nothing waited, in the lap that was
+            divided last.
+        computing_cpu_seconds: of the last lap that has ended: see Lap.
         lapped_s: seconds of all laps since `start`: what their parts add up to.
     """
 

@@ -441,6 +441,7 @@ class WorkerSession:
         self._agree_on_end()
         self.steps.meet()
         self.sync.refresh()
+        self.recorder.flush()  # of the last pushes, which are answered now
         self.steps.is_over = True
         self.processor_s = self.steps.processor.seconds()
 
@@ -498,8 +499,10 @@ class WorkerSession:
     def write_metrics(self) -> None:
         """Writes the metrics of all steps so far, however the script has ended."""
         if self.steps:
-            self.steps.record()
-            self.recorder.lines.write()
+            try:
+                self.steps.record()
+            finally:
+                self.recorder.lines.write()
 
     def tell(self, line: str) -> None:
         """Shows the user a line, where this is the worker that leads."""

@@ -189,18 +189,21 @@ class Steps:
             self._end_round()
 
     def _end_step(self) -> None:
+        """Notes the step, to be recorded later, and begins the next one."""
         self.clock.wait()  # a GPU's updates are known when they have ended
         step = StepTaken(
             self.taken,
             self.count_samples(),
             self.timer.seconds(),
             self.clock.end_lap(),
-            self.sync.waits,
+            tuple(self.sync.waits),
             self.sync.updates(),
             self.sync.push_status,
         )
         self._unrecorded.append(step)
-        if self.recorder.lines.at_once:  # a write has failed, and this thread is to meet that
+        # Moments of a GPU are known only while it has not gone on. If writing has failed, this
+        # thread raises the error.
+        if self.clock.watch.on_gpu or self.recorder.lines.at_once:
             self.record()
         self.clock.mark("metrics")
         trace.at_step(self.taken + 1)
@@ -212,8 +215,8 @@ class Steps:
     def record(self) -> None:
         """Records the steps that are not recorded yet, from any thread.
 
-        Many steps at once take less of the processor's time than each by itself. A process that
-        was forked from this one records none.
+        Blocks while another thread does so. Many steps at once take less of the processor's time
+        than each by itself. A process that was forked from this one records none.
         """
         if os.getpid() != self._process:  # asked before the lock, which may have been forked locked
             return
@@ -301,8 +304,9 @@ class Steps:
 
     def meet(self) -> None:
         """Waits for the other workers, and takes over how far all are together."""
-        self.record()
         self.clock.mark("barrier")
+        self.record()
+        self.clock.mark("metrics")
         spent = self.clock.lap()
         elapsed = self.timer.before + self.clock.lapped_s  # so that the parts add up to it
         if not self.in_lockstep:
