@@ -85,13 +85,13 @@ class SharedLink:
     connection keep their order.
 
     Args:
-        drawn: how many of the waiting connections are drawn. Of these, the one that has waited
-            longest is served: the more are drawn, the more evenly the link is shared.
+        is_more_even: whether two of the waiting connections are drawn, of which the one that has
+            waited longer is served.
     """
 
-    def __init__(self, loop: EventLoop, draw: random.Random, drawn: int = 1) -> None:
+    def __init__(self, loop: EventLoop, draw: random.Random, is_more_even: bool = False) -> None:
         self.loop = loop
-        self.drawn = drawn
+        self.is_more_even = is_more_even
         self._random = draw.random
         self._messages: dict[Hashable, deque[tuple[float, Then, Then]]] = {}
         # The messages of each connection with one that waits. The one that waits longest is first.
@@ -124,7 +124,10 @@ class SharedLink:
             return
         number = 0
         if connections > 1:
-            number = min(int(self._random() * connections) for _ in range(self.drawn))
+            number = int(self._random() * connections)
+            if self.is_more_even:
+                other = int(self._random() * connections)
+                number = other if other < number else number
         messages = self._waiting.pop(number)
         seconds, begins, ends = messages.popleft()
         if messages:

@@ -31,9 +31,6 @@ from hvdtrain.planning.worker import SimulatedJob, Worker
 # The connections to a server that are simulated one by one. With more workers each stands for
 # several.
 CONNECTIONS = 8
-# How many connections are drawn (see SharedLink) where buckets are smaller than BUCKET_BYTES because
-# there are many workers. TCP then shares a link more evenly: "Links" in README.md.
-DRAWN_OF_SMALL = 2
 
 
 def _nothing() -> None:
@@ -54,9 +51,10 @@ class _Hosts:
         self, group: HostGroup, scenario: Scenario, loop: EventLoop, draw: random.Random
     ) -> None:
         self.group = group
-        drawn = 1 if scenario.bucket_bytes == BUCKET_BYTES else DRAWN_OF_SMALL
-        self.up = SharedLink(loop, draw, drawn)
-        self.down = SharedLink(loop, draw, drawn)
+        # TCP shares a link more evenly among many workers with small buckets: "Links" in README.md.
+        is_more_even = scenario.bucket_bytes < BUCKET_BYTES
+        self.up = SharedLink(loop, draw, is_more_even)
+        self.down = SharedLink(loop, draw, is_more_even)
         gbit = scenario.bandwidth_gbit
         if scenario.server_gbit and not group.workers:
             gbit = scenario.server_gbit
