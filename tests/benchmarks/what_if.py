@@ -4,16 +4,17 @@ this machine.
     sudo python tests/benchmarks/what_if.py --out what-if-check
 
 At 200 Mbit/s run a ring of two hosts, the same with one worker made three times as slow, and
-`ps-sync` with a server on a host alone and a worker on each of two others. Of each explain says
-what twice the bandwidth, no straggler or one more server would have given. Then that is done: the
-links get 400 Mbit/s, nobody is slow, there is a second server beside a worker. Repeats go through
-all of it in turns, so that the machine's speed, which changes from minute to minute, is alike on
-both sides; a run is asked and compared with the one of the same repeat.
+`ps-sync` and `ps-async` with a server on a host alone and a worker on each of two others. Messages
+decide these jobs. At 1 Gbit/s the cores that the hosts share decide a ring, and `ps-async` with a
+worker that is three times as slow. Of each explain says what twice the bandwidth, no straggler or
+one more server would have given. Then that is done: the links get twice their rate, nobody is slow,
+there is a second server beside a worker. Repeats go through all of it in turns, so that the
+machine's speed, which changes from minute to minute, is alike on both sides; a run is asked and
+compared with the one of the same repeat.
 
 Prints by how much each was foretold to be faster, by how much it was, and how far the former is
-off, as medians and ranges. Three repeats take seven minutes on two idle cores. Messages decide
-these jobs, not the cores that the hosts share. Finished runs in the folder stay, so that more
-repeats may follow. Needs what `hvdtrain hosts up` needs.
+off, as medians and ranges. Three repeats take ten minutes on two idle cores. Finished runs in the
+folder stay, so that more repeats may follow. Needs what `hvdtrain hosts up` needs.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from hvdtrain.reporting.explaining.timeline import FEWEST_STEPS
 from hvdtrain.runs.read import load_run
 
 NODES = ("node1", "node2", "node3")
-RATES = ("200mbit", "400mbit")
+RATES = ("200mbit", "400mbit", "1gbit", "2gbit")
 JOB = (
     "--model",
     "vggf",
@@ -47,7 +48,7 @@ JOB = (
     "--save",
     "none",
 )
-WIDTHS = {"allreduce": "0.125", "ps-sync": "0.0625"}
+WIDTHS = {"allreduce": "0.125", "ps-sync": "0.0625", "ps-async": "0.0625"}
 
 
 class Kind(NamedTuple):
@@ -64,6 +65,9 @@ class Kind(NamedTuple):
 
 
 RING, SERVER = Kind("allreduce"), Kind("ps-sync", 1)
+LEASING = Kind("ps-async", 1)
+FAST_RING = RING._replace(rate=RATES[2])
+FAST_LEASING = LEASING._replace(rate=RATES[2])
 SLOW = RING._replace(slow="1:3x")
 # What explain is asked, of which kind, and the kind that is it.
 QUESTIONS = [
@@ -71,6 +75,9 @@ QUESTIONS = [
     ("double_bandwidth", SERVER, SERVER._replace(rate=RATES[1])),
     ("without_straggler", SLOW, RING),
     ("one_more_server", SERVER, SERVER._replace(servers=2)),
+    ("double_bandwidth", LEASING, LEASING._replace(rate=RATES[1])),
+    ("double_bandwidth", FAST_RING, FAST_RING._replace(rate=RATES[3])),
+    ("without_straggler", FAST_LEASING._replace(slow="1:3x"), FAST_LEASING),
 ]
 
 
@@ -149,7 +156,7 @@ def main() -> None:
         measured = [rate_of(b) / rate_of(a) for a, b in zip(asked, done, strict=True)]
         off = [a / b - 1 for a, b in zip(predicted, measured, strict=True)]
         print(
-            f"{question} of {before.mode}: foretold {told(predicted, '.2f')} times as fast, was "
+            f"{question} of {before.name}: foretold {told(predicted, '.2f')} times as fast, was "
             f"{told(measured, '.2f')}, off by {told(off, '+.1%')}; n = {args.repeats}"
         )
 
