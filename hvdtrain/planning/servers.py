@@ -166,6 +166,22 @@ class SimulatedServers(SimulatedJob):
         self.version = [0] * len(self.pieces)
         self.held: list[dict[_Client, int]] = [{} for _ in self.pieces]
 
+    def refresh_s(self) -> float:
+        """Returns how long all workers take to pull the newest weights after a round.
+
+        The busiest link decides, that of a server's host or of a worker's.
+        """
+        scenario = self.scenario
+        seconds = []
+        for hosts in self.hosts:
+            group = hosts.group
+            of_all_servers = group.servers / scenario.servers
+            elsewhere = scenario.workers - group.workers_per_host
+            leaving = elsewhere * of_all_servers * scenario.bytes
+            coming = group.workers_per_host * (1 - of_all_servers) * scenario.bytes
+            seconds.append(max(leaving, coming) / (hosts.rate / group.hosts))
+        return max(seconds)
+
     def send(self, worker: Worker, number: int) -> None:
         assert isinstance(worker, _Client)
         queue = worker.queues[self.pieces[number].owner]

@@ -71,6 +71,10 @@ class SimulatedJob(ABC):
     def send(self, worker: "Worker", number: int) -> None:
         """Takes a piece with gradients, and calls `weights_arrived` when it has fresh weights."""
 
+    def refresh_s(self) -> float:
+        """Returns how long all workers take to pull the newest weights after a round."""
+        return 0.0
+
     def takes_share(self, worker: "Worker") -> bool:
         """Returns whether there is another step for a worker, and counts it."""
         if self.shares_left <= 0:
@@ -139,6 +143,8 @@ class SimulatedJob(ABC):
             # The rest of the round goes on as fast as shares were taken.
             further_s = self.last_share_at / (self.round_steps - 1)
             step_s += (1 - self.round_steps / self.whole_round) * (further_s - step_s)
+        if self.whole_round:
+            step_s += self.refresh_s() / self.whole_round
         sent = scenario.bytes * scenario.codec.wire_share
         server_bytes = 0.0
         if scenario.servers:

@@ -17,10 +17,11 @@ import hvdtrain
 from hvdtrain.base import modes
 from hvdtrain.planning.engine import EventLoop, Processors, SharedLink
 from hvdtrain.planning.from_runs import message_seconds
-from hvdtrain.planning.layout import launched_ranks
+from hvdtrain.planning.layout import COARSE, launched_ranks
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.ring import AHEAD, BUCKET, CYCLE_S, FILLS, averages_of_exchange
 from hvdtrain.planning.scenario import BUCKET_BYTES, Codec, Layer, Scenario, Stragglers, Transport
+from hvdtrain.planning.servers import SimulatedServers
 
 # Parameters of VGG-16's layers for 1,000 classes: 553 MB, of which the first linear layer has 411.
 VGG16 = (
@@ -267,6 +268,22 @@ def test_a_slow_worker_sleeps_for_its_computing_alone(mode, servers, changed):
     job = scenario(mode, 2, servers, 0.2, fixed_s=0.1, cores=2, **free, **changed)
     slow = replace(job, slow=Stragglers({1: 4.0}))
     assert simulate(slow).step_s - simulate(job).step_s == pytest.approx(3 * 0.2, rel=0.03)
+
+
+@pytest.mark.parametrize(("placement", "pulls"), [("dedicated", 2), ("shared", 1)])
+def test_after_a_round_of_an_asynchronous_mode_all_workers_pull_the_newest_weights(
+    placement, pulls
+):
+    """A worker beside the only server pulls nothing over the link."""
+    job = scenario("ps-async", 2, 1, 1e-6, FEW, placement=placement, latency_s=0.0)
+    pulled_s = pulls * job.bytes / job.wire_rate
+    of_round = replace(job, round_steps=4)
+    simulated = SimulatedServers(of_round, 4, "", COARSE)
+    assert simulated.refresh_s() == pytest.approx(pulled_s)
+    round_s = simulated.run().step_s * 4
+    simulated = SimulatedServers(of_round, 4, "", COARSE)
+    simulated.refresh_s = lambda: 0.0
+    assert round_s - simulated.run().step_s * 4 == pytest.approx(pulled_s)
 
 
 def test_of_workers_of_a_ring_that_vary_one_that_is_always_slow_is_waited_for():
