@@ -6,7 +6,8 @@ this machine.
 At 200 Mbit/s run a ring of two hosts, the same with one worker made three times as slow, and
 `ps-sync` and `ps-async` with a server on a host alone and a worker on each of two others. Messages
 decide these jobs. At 1 Gbit/s the cores that the hosts share decide a ring, and `ps-async` with a
-worker that is three times as slow. Of each explain says what twice the bandwidth, no straggler or
+worker that is three times as slow. On four hosts run a ring and `ps-sync` with a server beside each
+worker. Of each explain says what twice the bandwidth, no straggler or
 one more server would have given. Then that is done: the links get twice their rate, nobody is slow,
 there is a second server beside a worker. Repeats go through all of it in turns, so that the
 machine's speed, which changes from minute to minute, is alike on both sides; a run is asked and
@@ -30,7 +31,7 @@ from explain import hvdtrain
 from hvdtrain.reporting.explaining.timeline import FEWEST_STEPS
 from hvdtrain.runs.read import load_run
 
-NODES = ("node1", "node2", "node3")
+NODES = ("node1", "node2", "node3", "node4")
 RATES = ("200mbit", "400mbit", "1gbit", "2gbit")
 JOB = (
     "--model",
@@ -58,14 +59,29 @@ class Kind(NamedTuple):
     servers: int = 0
     rate: str = RATES[0]
     slow: str = "none"
+    workers: int = 2
 
     @property
     def name(self) -> str:
-        return "-".join([self.mode, str(self.servers), self.rate, self.slow.replace(":", "x")])
+        words = [self.mode, str(self.servers), self.rate, self.slow.replace(":", "x")]
+        if self.workers != 2:
+            words.append(f"{self.workers}-workers")
+        return "-".join(words)
+
+    @property
+    def hosts(self) -> str:
+        """The hosts and slots, as -H has them."""
+        if self.workers == len(NODES):
+            slots = 2 if self.servers else 1
+            return ",".join(f"{node}:{slots}" for node in NODES)
+        places = {0: "node2:1,node3:1", 1: "node1:1,node2:1,node3:1", 2: "node1:1,node2:2,node3:1"}
+        return places[self.servers]
 
 
 RING, SERVER = Kind("allreduce"), Kind("ps-sync", 1)
 LEASING = Kind("ps-async", 1)
+RING_OF_FOUR = RING._replace(workers=4)
+FOUR_SERVERS = SERVER._replace(workers=4, servers=4)
 FAST_RING = RING._replace(rate=RATES[2])
 FAST_LEASING = LEASING._replace(rate=RATES[2])
 SLOW = RING._replace(slow="1:3x")
@@ -78,6 +94,8 @@ QUESTIONS = [
     ("double_bandwidth", LEASING, LEASING._replace(rate=RATES[1])),
     ("double_bandwidth", FAST_RING, FAST_RING._replace(rate=RATES[3])),
     ("without_straggler", FAST_LEASING._replace(slow="1:3x"), FAST_LEASING),
+    ("double_bandwidth", RING_OF_FOUR, RING_OF_FOUR._replace(rate=RATES[1])),
+    ("double_bandwidth", FOUR_SERVERS, FOUR_SERVERS._replace(rate=RATES[1])),
 ]
 
 
@@ -86,17 +104,16 @@ def train(kind: Kind, folder: Path) -> None:
     if (folder / "summary.json").exists():
         return
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted job left
-    places = {0: "node2:1,node3:1", 1: "node1:1,node2:1,node3:1", 2: "node1:1,node2:2,node3:1"}
     hvdtrain(
         "launch",
         "--launcher",
         "ssh",
         "-n",
-        2,
+        kind.workers,
         "-s",
         kind.servers,
         "-H",
-        places[kind.servers],
+        kind.hosts,
         "--out",
         folder,
         "--",
