@@ -126,8 +126,7 @@ class SharedLink:
         if connections > 1:
             number = int(self._random() * connections)
             if self.is_more_even:
-                other = int(self._random() * connections)
-                number = other if other < number else number
+                number = min(number, int(self._random() * connections))
         messages = self._waiting.pop(number)
         seconds, begins, ends = messages.popleft()
         if messages:

@@ -32,8 +32,8 @@ AHEAD = 2
 # The averages of a step of Horovod where no layer waits: of what is ready at the end of the first
 # cycle, and of the rest.
 FUSED = 2
-# The parts in which the processors' work of a collective is simulated.
-PARTS = 8
+# The portions in which the processors' work of an all-reduce is simulated.
+PORTIONS = 8
 
 
 def averages_of_exchange(scenario: Scenario) -> int:
@@ -213,10 +213,10 @@ class SimulatedRing(SimulatedJob):
             wire_s: seconds of the wire.
         """
         began = self.loop.now
-        last_part_s = max(0.0, wire_s - alone_s / PARTS)
-        for number in range(PARTS):
-            due = began + last_part_s * number / (PARTS - 1)
+        last_begins_s = max(0.0, wire_s - alone_s / PORTIONS)
+        for number in range(PORTIONS):
+            due = began + last_begins_s * number / (PORTIONS - 1)
             if due > self.loop.now:
                 yield partial(self.loop.after, due - self.loop.now)
-            yield partial(self.cores.work, processor_s / PARTS, self.worker.times)
+            yield partial(self.cores.work, processor_s / PORTIONS, self.worker.times)
         then()

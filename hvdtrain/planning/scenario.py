@@ -184,7 +184,12 @@ class Scenario:
     @property
     def computing_s(self) -> float:
         """Seconds that one worker computes in a step, alone and undisturbed."""
-        return self.fixed_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
+        return self.fixed_s + self.layers_s
+
+    @property
+    def layers_s(self) -> float:
+        """Seconds of them that belong to layers."""
+        return sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     @property
     def waits_for_layers(self) -> bool:
@@ -243,7 +248,7 @@ class Scenario:
         All threads of a worker are busy in forward and backward, one with all else.
         """
         threads = self.threads if self.on_processor else 1
-        step_s = threads * (self.computing_s - self.fixed_s) + self.fixed_s
+        step_s = threads * self.layers_s + self.fixed_s
         return self.local_steps * step_s + self.worker_optimizer_s
 
     def ring_bytes(self, size: float, times_around: int = 2, members: int = 0) -> float:

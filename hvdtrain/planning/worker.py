@@ -215,9 +215,8 @@ class Worker:
         self.may_be_slow = (self.sleeps and factor != 1) or self.scenario.slow.random_share > 0
         self.slower = 1.0
         self.waited_in_forward = 0.0
-        layers_s = self.scenario.computing_s - self.scenario.fixed_s
         forward_s = sum(layer.forward_s for layer in self.scenario.layers)
-        self.backward_s = self.scenario.local_steps * layers_s - forward_s
+        self.backward_s = self.scenario.local_steps * self.scenario.layers_s - forward_s
         self.slow_due = job.draw.random()
         self.quantile = job.draw.random()
         self.slow_steps = expected_slow(
@@ -317,7 +316,7 @@ class Worker:
         for layer in reversed(scenario.layers):
             seconds += layer.backward_s
         further = local_steps - 1
-        yield self.compute(seconds + further * (scenario.computing_s - scenario.fixed_s))
+        yield self.compute(seconds + further * scenario.layers_s)
         self.backward_s = self.job.loop.now - began
         yield self.compute(further * scenario.fixed_s + local_steps * scenario.optimizer_s)
         for number in reversed(range(len(scenario.layers))):

@@ -4,17 +4,17 @@ this machine.
     sudo python tests/benchmarks/what_if.py --out what-if-check
 
 At 200 Mbit/s run a ring of two hosts, the same with one worker made three times as slow, and
-`ps-sync` and `ps-async` with a server on a host alone and a worker on each of two others. Messages
-decide these jobs. At 1 Gbit/s the cores that the hosts share decide a ring, and `ps-async` with a
-worker that is three times as slow. On four hosts run a ring and `ps-sync` with a server beside each
-worker. Of each explain says what twice the bandwidth, no straggler or
-one more server would have given. Then that is done: the links get twice their rate, nobody is slow,
-there is a second server beside a worker. Repeats go through all of it in turns, so that the
-machine's speed, which changes from minute to minute, is alike on both sides; a run is asked and
-compared with the one of the same repeat.
+`ps-sync` and `ps-async` with a server on a host alone and a worker on each of two others; on four
+hosts a ring, and `ps-sync` with a server beside each worker. Messages decide these jobs. At 1 Gbit/s
+run a ring, in which computing takes about half of a step, and `ps-async` with a worker that is three
+times as slow. Of each explain says what twice the bandwidth, no straggler or one more server would
+have given. Then that is done: the links get twice their rate, nobody is slow, there is a second
+server beside a worker. Repeats go through all of it in turns, so that the machine's speed, which
+changes from minute to minute, is alike on both sides; a run is asked and compared with the one of
+the same repeat.
 
 Prints by how much each was foretold to be faster, by how much it was, and how far the former is
-off, as medians and ranges. Three repeats take ten minutes on two idle cores. Finished runs in the
+off, as medians and ranges. Three repeats take a quarter of an hour on two idle cores. Finished runs in the
 folder stay, so that more repeats may follow. Needs what `hvdtrain hosts up` needs.
 """
 

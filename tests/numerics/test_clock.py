@@ -8,12 +8,17 @@ from torch import nn
 from hvdtrain.base.numerics.clock import PARTS, Clock, Stretches, move
 
 
-def test_each_lap_begins_where_the_last_mark_was():
-    """The moments are 0, 1, 3, 6, 10 …: each part's length tells which it is."""
-    model = nn.Linear(1, 1)
+def clock_of_growing_parts(model):
+    """Returns a clock whose moments are 0, 1, 3, 6, 10 …: each part's length tells which it is."""
     clock = Clock(model, torch.device("cpu"))
     moments = itertools.accumulate(itertools.count(0))
     clock.watch.now = lambda: next(moments)
+    return clock
+
+
+def test_each_lap_begins_where_the_last_mark_was():
+    model = nn.Linear(1, 1)
+    clock = clock_of_growing_parts(model)
     clock.start()
     clock.mark("data")
     clock.mark("forward")
@@ -38,9 +43,7 @@ def test_each_lap_begins_where_the_last_mark_was():
 
 
 def test_a_lap_that_has_ended_is_divided_later_as_well():
-    clock = Clock(nn.Linear(1, 1), torch.device("cpu"))
-    moments = itertools.accumulate(itertools.count(0))
-    clock.watch.now = lambda: next(moments)
+    clock = clock_of_growing_parts(nn.Linear(1, 1))
     clock.start()
     clock.mark("data")
     clock.mark("comm")
