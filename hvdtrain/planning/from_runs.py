@@ -30,6 +30,8 @@ MOST_BIAS = 1.3
 COSTS = [2 ** (number / 2) for number in range(-4, 5)]
 TWO_RATES = 1.5
 EFFICIENCIES = [0.2 + 0.02 * number for number in range(41)]
+# One efficiency of so many is tried first, then those around the best of them.
+STRIDE = 5
 
 
 class MessageCosts(NamedTuple):
@@ -368,16 +370,26 @@ def _with_efficiency(
     known = base.transports[name]["efficiency"].value
     is_silent = [run.spins or _leaves_nothing(base, run, bandwidth) for run in runs]
     costs_are_open = all(is_silent) and _has_two_rates(base, runs, bandwidth)
-    tried = []
-    for share, times in itertools.product(EFFICIENCIES, COSTS if costs_are_open else [1.0]):
+    costs = COSTS if costs_are_open else [1.0]
+
+    def calibration_with(share: float, times: float) -> Calibration:
         calibration = base.with_transport(name, {"efficiency": efficiency_around(share)})
-        calibration = calibration.with_messages([name], times)
+        return calibration.with_messages([name], times)
+
+    def miss(tried: tuple[float, float]) -> tuple[float, float]:
+        """Returns by how much simulated steps miss the measured ones, and the change tried."""
+        share, times = tried
+        calibration = calibration_with(share, times)
         simulated = [simulate(scenario_of(calibration, run, bandwidth)).step_s for run in runs]
         errors = [math.log(a / b) for a, b in zip(simulated, measured, strict=True)]
-        error = round(sum(log**2 for log in errors), 4)
-        tried.append((error, abs(share - known) + abs(math.log(times)), calibration))
-    _, _, best = min(tried, key=lambda one: one[:2])
-    return best
+        change = abs(share - known) + abs(math.log(times))
+        return round(sum(log**2 for log in errors), 4), change
+
+    roughly, _ = min(itertools.product(EFFICIENCIES[::STRIDE], costs), key=miss)
+    middle = EFFICIENCIES.index(roughly)
+    around = EFFICIENCIES[max(0, middle - STRIDE + 1) : middle + STRIDE]
+    best = min(itertools.product(around, costs), key=miss)
+    return calibration_with(*best)
 
 
 def efficiency_around(share: float) -> Quantity:

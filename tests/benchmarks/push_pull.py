@@ -1,10 +1,11 @@
-"""A push and pull over hvdtrain's wires, beside a first attempt with torch's rpc and beside MXNet
-1.9.1's KVStore.
+"""A push and pull over hvdtrain's wires, beside the least that memory takes for it, beside a first
+attempt with torch's rpc and beside MXNet 1.9.1's KVStore.
 
     python tests/benchmarks/push_pull.py --bytes 553648128 --repeats 7
+    python tests/benchmarks/push_pull.py --peers memory
 
 One worker and one server on this machine, one peer after the other. uv makes an environment for
-MXNet.
+MXNet. The memory's time is measured before and after hvdtrain's.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
+PEERS = ["memory", "rpc", "mxnet"]
 WARM_UP = 2
 MXNET = [
     "uv",
@@ -58,6 +61,41 @@ def of_mxnet(kind: str, size: int, repeats: int) -> None:
         store.push(0, gradient)
         store.pull(0, out=weights)
         weights.wait_to_read()
+
+    timed(act, repeats)
+
+
+BUCKET = 4 * 2**20  # bytes, as hvdtrain's buckets
+SLOTS = 12  # of the memory that both share: as many as may be under way
+
+
+def of_memory(size: int, repeats: int) -> None:
+    """The same reads and writes without a message: a thread for the worker and one for the server,
+    neither of which waits for the other."""
+    import torch
+
+    torch.set_num_threads(1)
+    buckets = size // BUCKET
+    shape = (buckets, BUCKET // 4)
+    gradient, model, weights = torch.ones(shape), torch.zeros(shape), torch.zeros(shape)
+    pushed, answered = torch.ones(SLOTS, BUCKET // 4), torch.ones(SLOTS, BUCKET // 4)
+
+    def work() -> None:
+        for i in range(buckets):
+            pushed[i % SLOTS].copy_(gradient[i])
+            model[i].copy_(answered[i % SLOTS])
+
+    def serve() -> None:
+        for i in range(buckets):
+            weights[i].sub_(pushed[i % SLOTS], alpha=0.1)
+            answered[i % SLOTS].copy_(weights[i])
+
+    def act() -> None:
+        threads = [threading.Thread(target=work), threading.Thread(target=serve)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     timed(act, repeats)
 
@@ -139,24 +177,34 @@ def main() -> None:
     )
     parser.add_argument("--bytes", type=int, default=553648128)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--kind", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.kind == "memory":
+        return of_memory(args.bytes, args.repeats)
     if args.kind == "rpc":
         return of_rpc(args.bytes, args.repeats)
     if args.kind:
         return of_mxnet(args.kind, args.bytes, args.repeats)
     words = ["bench", "--op", "pushpull", "--bytes", str(args.bytes), "-n", "1", "-s", "1"]
-    subprocess.run(
-        [sys.executable, "-m", "hvdtrain", *words, "--repeats", str(args.repeats)], check=True
-    )
-    peers = {"plain rpc": seconds_of([sys.executable], "rpc", ["server", "worker"], args)}
-    for kind in ("dist_async", "dist_sync"):
-        peers[f"MXNet {kind}"] = seconds_of(MXNET, kind, ["scheduler", "server", "worker"], args)
-    for name, seconds in peers.items():
-        median = statistics.median(seconds)
-        print(
-            f"{name}: {median:.3f} s ({min(seconds):.3f} to {max(seconds):.3f}, n = {len(seconds)})"
-        )
+    words += ["--repeats", str(args.repeats)]
+    if "memory" in args.peers:
+        show("memory, before", seconds_of([sys.executable], "memory", ["worker"], args))
+    subprocess.run([sys.executable, "-m", "hvdtrain", *words], check=True)
+    if "memory" in args.peers:
+        show("memory, after", seconds_of([sys.executable], "memory", ["worker"], args))
+    if "rpc" in args.peers:
+        show("plain rpc", seconds_of([sys.executable], "rpc", ["server", "worker"], args))
+    if "mxnet" in args.peers:
+        for kind in ("dist_async", "dist_sync"):
+            seconds = seconds_of(MXNET, kind, ["scheduler", "server", "worker"], args)
+            show(f"MXNet {kind}", seconds)
+
+
+def show(name: str, seconds: list[float]) -> None:
+    middle = statistics.median(seconds)
+    reach = f"{min(seconds):.3f} to {max(seconds):.3f}, n = {len(seconds)}"
+    print(f"{name}: {middle:.3f} s ({reach})", flush=True)
 
 
 if __name__ == "__main__":
