@@ -32,7 +32,8 @@ Their text is what the command would print. A `FilePath` is a path as text or as
 PARTS = (
     ("Functions", "api", ("compare", "read", "explain", "plan", "init")),
     ("What `compare` and `read` return", "api", ("Result",)),
-    ("A finished run", "runs.read", ("Run",)),
+    ("A finished run", "runs.read", ("Run", "Kind")),
+    ("A recorded step of a worker", "runs.schema", ("Step",)),
     ("What `explain` returns", "reporting.explaining.explained", ("Explained",)),
     ("What `init` returns", "job.script.handle", ("ScriptJob",)),
 )

@@ -63,7 +63,7 @@ ELSEWHERE_MODULES = (
     "launch.py",
     "mnist_dist_demo.py",
     "job/modes/NAME.py",
-    "my_data.py",
+    "my_text.py",
     "my_model.py",
     "test/parallel/test_torch.py",
     "train.py",

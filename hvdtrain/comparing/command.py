@@ -166,7 +166,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 @click.option(
     "--trainings",
     type=click.IntRange(0),
-    show_default="1, and a second where the answer depends on it",
+    show_default="1, and a second where the answer depends on it; 0 with --script",
     help="How many whole trainings follow the sprints, to measure accuracy. Of modes that compute "
     "the same steps, one is trained.",
 )
@@ -258,11 +258,11 @@ def compare(
 
     Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. Shorter
     sprints come first, and do not count. They try as many settings of rings as of servers, in the
-    same time: transports, wires and waits, as far as they are not given. Settings that are shown to
-    be slower are left out. Then, of modes that do the same mathematics, the fastest is trained as a
-    whole, and a second time if the answer depends on it. If a length is given, such as --epochs 5,
-    whole trainings measure speed, and no sprint counts. If --trainings is given too, sprints come
-    first.
+    same time: other rings, transports, wires, numbers of servers …, as far as they are not given.
+    Settings that are shown to be slower are left out. Then, of modes that do the same mathematics,
+    the fastest is trained as a whole, and a second time if the answer depends on it. If a length is
+    given, such as --epochs 5, whole trainings measure speed, and no sprint counts. If --trainings is
+    given too, sprints come first.
 
     With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
     of each contender. It ends when the target is reached, or after all epochs.

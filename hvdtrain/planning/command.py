@@ -162,7 +162,9 @@ def calibrate(
     "--modes", "names", type=NAMES, default=",".join(MODES), help="Modes to predict, by commas."
 )
 @click.option(
-    "--compression", default="none", help="How gradients are sent: a codec of the calibration."
+    "--compression",
+    default="none",
+    help="How gradients are compressed: a codec that the calibration has measured.",
 )
 @click.option(
     "--wire",

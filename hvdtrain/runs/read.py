@@ -33,6 +33,7 @@ class Kind(NamedTuple):
     """One of the configurations that are compared. Runs of the same kind are repeats.
 
     Attributes:
+        mode, workers, servers: what was started.
         variant: the options of the mode and of its messages that are not at their defaults, as
             `zmq` or `backup 1`. For one process, first the hardware that it computed with, as
             `2 cores`, `1 of 2 cores` or `GPU`.
@@ -64,11 +65,13 @@ class Kind(NamedTuple):
 
     @property
     def is_one_process(self) -> bool:
+        """Whether it is one process, as in mode `single`."""
         is_known = self.mode in modes.names()
         return is_known and modes.declared(self.mode).family == modes.ONE_MACHINE
 
     @property
     def is_distributed(self) -> bool:
+        """Whether it is a ring or servers, and does not stand for one machine."""
         return self.family in (modes.RING, modes.SERVERS)
 
     @property

@@ -315,6 +315,11 @@ class Step(Struct, frozen=True, kw_only=True):
 
     Attributes:
         time: when the step ended, in seconds of training.
+        samples: how many samples the worker trained on.
+        step: the number of the step.
+        data_s, forward_s, backward_s, comm_s, optimizer_s, barrier_s, lease_s, metrics_s: the
+            seconds of each part of the step; they add up to `seconds`.
+        staleness: the mean staleness of the worker's pushes, where a server tells it.
         loss: None for a step without samples.
         hidden_optimizer_seconds: time of the optimizer beside computing, which is no part of the
             step's time.

@@ -237,12 +237,13 @@ Ring, servers or one machine? Here are answers for ten models, two batches, 2 to
 the commands below. `tests/benchmarks/gallery.py` makes this page. It was made on {date}, on two cores of an AMD EPYC.
 
 Each host has one core and one worker, and the batch is the batch of a worker. With faster hosts, messages take a larger
-part of a step. So if your hosts compute eight times as fast, look at the batch of 8 instead of 64. The images are
-`digits`. Predictions also try gradients in fp16.
+part of a step. So if your hosts are eight times as fast, and the batch of your workers is 64, read the rows of batch 8.
+The images are `digits`. Predictions also try gradients in fp16.
 
 | in a cell | meaning |
 |---|---|
 {measured}| RING 97% | predicted by `plan predict`: the ring is the fastest with a probability of 97 % |
+| RING 65% | the same. Below 80 % no side is sure: the most likely one is shown |
 | RING? | predicted, without a probability: no measurement has ever [confirmed](README.md#the-map) such a prediction |
 | ? | the same, and no side is likely enough |
 | ONE | one machine, with the same global batch |
@@ -254,8 +255,9 @@ MEASURED = (
 DETAILS = """\
 ## Samples/s and commands
 
-Predictions have intervals of 90 %. Commands are for a batch of 8. The last command measures the answer for two hosts:
-`hvdtrain hosts up --count 2 --rate 1gbit --cpus 1,1 --prefix gallery`."""
+Predictions have intervals of 90 %. Commands are for a batch of 8. The first two commands of a model predict its
+answers. The last one measures the answer for two hosts. Before that, make these hosts, as root: `hvdtrain hosts up
+--count 2 --rate 1gbit --cpus 1,1 --prefix gallery`."""
 
 
 def main() -> None:

@@ -180,16 +180,16 @@ class RunConfig:
     )
     lr_around: float = option(
         0.0,
-        "Set by `compare` where it has looked for --lr: the rate around which it looked. Runs with "
-        "different learning rates are compared only if all of them were found in this way.",
+        "Set by `compare` if it has searched for --lr: the rate at which the search began. Runs with "
+        "different learning rates are compared only if all of them were found by a search.",
         WordOr("none", 0.0, click.FloatRange(0, min_open=True)),
     )
     lr_trainings: int = option(
-        0, "Set by `compare`: how many trainings looked for --lr.", click.IntRange(0)
+        0, "Set by `compare`: how many trainings the search for --lr had.", click.IntRange(0)
     )
     looked_for: str = option(
         "",
-        "Set by `compare`: the other options that it has looked for beside --lr.",
+        "Set by `compare`: the other options that it has searched for together with --lr.",
         WordOr("none", "", click.STRING),
     )
     lr_scaling: str = option(

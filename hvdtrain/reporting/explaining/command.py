@@ -37,10 +37,15 @@ def explain(
     hvdtrain explain runs/ring runs/ps-async --json explained.json
     hvdtrain explain runs/comparison
 
-    Everything comes from the recorded steps in the run folder. A straggler is slow for a fifth of
-    the run or more: even its quicker steps take 1.5 times as long as the others' or longer, and the
-    others wait for it three times as long as for any other worker, and for a tenth of its steps. (In
-    asynchronous modes nobody waits: then it counts how long the others would wait in lockstep.)
+    Everything comes from the recorded steps in the run folder. A worker is a straggler if for a
+    fifth of the run or more
+
+    \b
+    - even its quicker steps take at least 1.5 times as long as the steps of the others,
+    - the others wait for it three times as long as for any other worker,
+    - they wait for it for at least a tenth of the time of its steps.
+
+    In asynchronous modes nobody waits: then it counts how long the others would wait in lockstep.
     What a run without the straggler would have done is limited by the hosts' cores in ps-async and
     ps-ssp. In other modes the estimate is too high if the workers share cores. The file of --json
     has an object, or a list for several runs: `straggler` (a rank, or null), `waited_s` by rank

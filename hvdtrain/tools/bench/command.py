@@ -190,9 +190,9 @@ def bench(
     An all-reduce averages a float32 vector over the workers. In a push and pull each worker sends
     the vector to the servers, which update their weights with plain SGD and send them back. `push`
     repeats a push and pull 200 times, and reports the time of one: use it with small sizes. In each
-    repeat all backends take turns, another one first each time: one run to warm up and one that is
-    timed, while the other backends' processes are stopped, and keep their memory. The table has the
-    median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull
+    repeat every backend runs twice, to warm up and then timed. The order of the backends changes
+    from repeat to repeat. Meanwhile the processes of the other backends are paused, and keep their
+    memory. The table has the median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull
     counts the vector once though it moves both ways; and the processor time for each push and the
     peak memory of all servers together.
     """

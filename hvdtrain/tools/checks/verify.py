@@ -147,10 +147,10 @@ def verify(
     Trains a small VGG, or your model, for a few steps as one process on the global batch, and in
     each mode on each number of workers, with momentum and with Adam, and compares the final weights
     and the samples seen. A difference is given relative to how far training moved the weights. The
-    VGG has ELU and average pooling in place of ReLU and max pooling: the gradients of these jump,
-    and rounding differs between processors. Some batches cannot be cut evenly. There are two
-    servers with many buckets. ps-ssp is checked without staleness. Exit code 1 if anything differs
-    by more than float32 rounding.
+    gradients of ReLU and max pooling jump, so that they would amplify the rounding differences
+    between processors: the VGG has ELU and average pooling in their place. Some batches cannot be
+    cut evenly. There are two servers with many buckets. ps-ssp is checked without staleness. Exit
+    code 1 if anything differs by more than float32 rounding.
     """
     listed = hosts_or_here(ctx)
     given = with_script_words({"script": script}, script_words)
