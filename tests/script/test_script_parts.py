@@ -18,7 +18,7 @@ from hvdtrain.job.buckets.partition import cut
 from hvdtrain.job.ps.bucket import BucketWeights
 from hvdtrain.job.ps.policy import Update
 from hvdtrain.job.rank.command import _misplaced
-from hvdtrain.job.rank.script import _run
+from hvdtrain.job.rank.script import _run, uneven_batch
 from hvdtrain.job.script.handle import ScriptJob
 from hvdtrain.job.script.optimizer import HandedIn, take_over
 from hvdtrain.job.script.sampler import WorkerSampler
@@ -79,6 +79,13 @@ def test_workers_batches_are_parts_of_those_of_one_process():
         of_workers = [part[first // 3 : first // 3 + 2] for part in parts]
         together = [place for part in of_workers for place in part]
         assert sorted(together) == sorted(whole[first : first + 6])
+
+
+@pytest.mark.parametrize(("batch_size", "workers", "fitting"), [(64, 3, 63), (2, 4, 4)])
+def test_a_batch_that_workers_cannot_share_evenly_is_told(batch_size, workers, fitting):
+    said = uneven_batch(batch_size, workers)
+    assert f"each step counts as {batch_size} samples" in said
+    assert said.endswith(f"batch_size={fitting} divides evenly")
 
 
 def test_each_epoch_has_another_order():

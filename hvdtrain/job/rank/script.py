@@ -160,6 +160,16 @@ def _on_screen(terminal: Terminal) -> Iterator[None]:
         yield
 
 
+def uneven_batch(batch_size: int, workers: int) -> str:
+    """Returns a line for a global batch that the workers cannot share evenly."""
+    equal = batch_size // workers
+    fitting = f"batch_size={equal * workers or workers} divides evenly"
+    return (
+        f"hvdtrain.init(batch_size={batch_size}) is not a multiple of {workers} workers: each step "
+        f"counts as {batch_size} samples, also if every worker trains on {equal}; {fitting}"
+    )
+
+
 class _Both:
     """A stream that writes to two."""
 
@@ -213,6 +223,8 @@ class WorkerSession:
         self.device = device.take_gpu(self.job, self.sync.group)
         self.job = dataclasses.replace(self.job, device=self.device)
         self.in_lockstep = modes.declared(self.mode).lockstep
+        if batch_size and batch_size % self.workers:
+            self.tell(uneven_batch(batch_size, self.workers))
         if self.in_lockstep and self.workers > 1:
             threading.Thread(target=self._watch, daemon=True, name="ends").start()
 
