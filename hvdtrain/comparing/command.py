@@ -424,13 +424,13 @@ def _run(
     try:
         failed = job.run(secrets, margins, until_sure)
     except (KeyboardInterrupt, SystemExit):
-        click.echo(f"finished runs stay: {resume} goes on", err=True)
+        click.echo(_how_to_go_on(job, resume), err=True)
         raise
     content = _report(folder, preset, margins) if find_finished(folder) else None
     shared_reason = job.progress.shared_reason
     if shared_reason:
         raise Failure(
-            f"{failed[0]} and {failed[1]} failed alike, and the others would too: {shared_reason}"
+            f"{failed[0]} and {failed[1]} failed alike before any run worked: {shared_reason}"
         )
     if failed:
         raise Failure(
@@ -438,6 +438,13 @@ def _run(
             f"logs are in {folder / 'logs'}; {resume} tries them again"
         )
     return content
+
+
+def _how_to_go_on(job: Comparison, resume: str) -> str:
+    """Returns what an interrupted comparison has, and how to go on."""
+    if job.is_searching:
+        return f"the search before the comparison was not over: {resume} begins it again"
+    return f"finished runs stay: {resume} goes on"
 
 
 def _report(folder: Path, preset: str, margins: Margins) -> "Content":

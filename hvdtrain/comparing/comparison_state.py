@@ -121,6 +121,11 @@ class ComparisonState:
         """Returns why a run's contender was left out; empty if it was not."""
         return str(self._find(run).get("left_out", ""))
 
+    @property
+    def has_speeds(self) -> bool:
+        """Whether the speed of any contender is known."""
+        return any("samples_per_s" in entry for entry in self.contenders.values())
+
     def was_tried(self, run: Planned) -> bool:
         """Returns whether a search has decided on a run's contender."""
         return "left_out" in self._find(run)
@@ -155,6 +160,11 @@ class ComparisonState:
     def keep(self, run: Planned) -> None:
         """Notes that a search keeps a run's contender, unless it has been left out."""
         self._entry(run).setdefault("left_out", "")
+
+    def forget_contenders(self) -> None:
+        """Forgets what is known of all contenders, and saves the state."""
+        self.contenders.clear()
+        self.save()
 
     def note_rate(self, rate: FoundRate) -> None:
         """Notes a learning rate that was found, and saves the state."""

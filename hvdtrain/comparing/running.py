@@ -82,6 +82,7 @@ class Comparison:
         number_of_trainings: how many whole runs of each mathematics there are.
         may_train_again: whether one more of each follows if the answer hangs on it.
         progress: which runs are done, failed or left.
+        is_searching: whether the search is under way.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Comparison:
         self.given = given
         kept = match(earlier, self._all_possible_runs(), folder)
         self.progress = Progress(kept, finished={run.name: run for run in earlier.values()})
+        self.is_searching = False
         self._began = time.monotonic()
         self._bar: Any = None
         # What ends with the comparison.
@@ -235,8 +237,10 @@ class Comparison:
 
     def _run_search(self, search: Search) -> None:
         """Does the search, and after a long one writes each side's best options."""
+        self.is_searching = True
         for line in search.run(self.contenders, self.state, self._do):
             self.console.print(line)
+        self.is_searching = False
         if search.seconds:
             self._write_best()
 
@@ -452,7 +456,9 @@ class Comparison:
             self.state.leave_out(run, f"it failed: {reason}")
             self.console.print(f"{label}: left out, it failed: {reason}")
             return
-        self.progress.fail(run, reason, has_worked=bool(self.state.contenders))
+        self.progress.fail(run, reason, has_worked=self.state.has_speeds)
+        if self.progress.shared_reason:
+            self.state.forget_contenders()  # settings that were left out may work another time
         full = "; the disk is full" if has_full_disk(self.folder) else ""
         self.console.print(f"{label}: FAILED: {reason}{full}")
 

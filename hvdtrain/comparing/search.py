@@ -143,7 +143,10 @@ class Search:
         lines = []
         if to_try:
             machines = list(itertools.chain(*machines_by_side(contenders).values()))
-            rounds = _RunningSearch(self, to_try, machines, state, run_sprints).run()
+            running = _RunningSearch(self, to_try, machines, state, run_sprints)
+            rounds = running.run()
+            if not any(running.speeds.values()):  # all sprints have failed
+                return []
             numbers = [
                 f"{with_noun(len(settings), 'setting')} of {side}"
                 for side, settings in to_try.items()
@@ -242,6 +245,8 @@ class _RunningSearch:
     def run(self) -> int:
         """Does all rounds, and notes which settings stay.
 
+        Nothing is noted of a setting whose sprint failed: a later search tries it again.
+
         Returns:
             How many rounds there were.
         """
@@ -258,7 +263,9 @@ class _RunningSearch:
                 self._leave_out_slower()
         self._leave_one_of_each_group()
         for run in self.every:
-            self.state.keep(run)
+            has_sprinted = bool(self.speeds[run.contender])
+            if has_sprinted:
+                self.state.keep(run)
         self.state.save()
         return self.rounds
 
@@ -422,6 +429,8 @@ class _RunningSearch:
         """Keeps one setting of each group. Of the added settings only the fastest stays."""
         spread = self._spread()
         for settings in self.left.values():
+            if not settings:  # the sprints of all have failed
+                continue
             for behind in self._behind(settings):
                 self._leave_out_behind(behind, spread)
 

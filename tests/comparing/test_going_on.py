@@ -235,6 +235,16 @@ def test_ctrl_c_says_with_what_to_go_on(tmp_path, monkeypatch):
     )
 
 
+def test_ctrl_c_amid_the_search_says_that_it_begins_again(tmp_path, monkeypatch):
+    def ctrl_c(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hvdtrain.comparing.running.Comparison._run_one", ctrl_c)
+    words = ["--modes", "allreduce,ps-sync", "--device", "cpu", "--out", str(tmp_path / "run")]
+    said = CliRunner().invoke(compare, words)
+    assert "the search before the comparison was not over: the same command" in said.output
+
+
 # What is run
 
 
@@ -613,6 +623,21 @@ def test_what_fails_for_two_contenders_alike_before_anything_works_ends_the_comp
     later.set_experiment({"--skip-bad": "no"}, nothing_counts=True)
     with pytest.raises(UsageError, match="--skip-bad no, not yes"):
         later.set_experiment({"--skip-bad": "yes"})
+
+
+def test_where_all_sprints_of_the_search_fail_a_later_call_tries_all_settings(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(Comparison, "_finish", lambda *_: "rank 0 failed: too short")
+    config = RunConfig()
+    requested = plan(config, Axes(["allreduce", "ps-sync"], options={"wire": ["rpc", "zmq"]}))
+    added = plan(config, Axes(["ddp"]))
+    contenders = [*requested, *(dataclasses.replace(run, is_extra=True) for run in added)]
+    state = ComparisonState(tmp_path)
+    job = Comparison(tmp_path, contenders, {}, state, 1.0, 5, 0, Search())
+    assert len(job.run({})) == 2
+    assert job.progress.shared_reason == "rank 0 failed: too short"
+    assert not any(map(state.was_tried, contenders))
 
 
 def test_until_sure_needs_as_many_repeats_as_a_verdict():

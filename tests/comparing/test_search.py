@@ -294,6 +294,19 @@ def test_a_contender_that_is_added_later_is_tried_beside_those_that_stayed(tmp_p
     )
 
 
+def test_a_side_whose_sprints_all_fail_is_tried_again_later(tmp_path):
+    contenders = settings("allreduce,ps-sync", ["modes"])
+    state = ComparisonState(tmp_path)
+
+    def sprint(runs, place):
+        return {run.contender: 0 if run.config.servers else 100.0 for run in runs}
+
+    Search().run(contenders, state, sprint)
+    later = Search().settings_to_try(contenders, state)
+    assert {run.contender for run in later["servers-w2"]} == set(SERVERS[:2])
+    assert all(map(state.was_tried, sides(contenders)["ring-w2"]))
+
+
 @pytest.mark.parametrize(
     "planted", ["sharded-w2-mb1.0-layer-gloo", "ps-sync-w2-s2-zmq-mb16.0-step"]
 )

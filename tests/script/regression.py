@@ -4,6 +4,7 @@ regression.py [--steps N] [--fault KIND] [--optimizer NAME]
 """
 
 import argparse
+import time
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ parser.add_argument("--clip-own", action="store_true", help="at more than any gr
 parser.add_argument("--amid", action="store_true", help="refresh between backward and step")
 parser.add_argument("--unused", action="store_true", help="a parameter without a gradient")
 parser.add_argument("--report", action="store_true", help="the loss, after each epoch")
+parser.add_argument("--often", action="store_true", help="the mean loss, after each step")
 parser.add_argument("--channels-last", action="store_true", help="a convolution in that format")
 args = parser.parse_args()
 
@@ -89,6 +91,7 @@ steps = args.steps - (args.fault == "early" and job.rank == 0)
 if args.fault == "unstepped":
     raise SystemExit
 taken = 0
+began = time.monotonic()
 while taken < steps:
     for x, y in loader:
         if taken == steps:
@@ -113,6 +116,14 @@ while taken < steps:
         optimizer.step()
         scheduler.step()
         taken += 1
+        if args.fault == "lonely" and taken == 2 and job.is_first:
+            job.barrier()
+        if args.fault == "shapes" and taken == 2:
+            job.sum(torch.ones(1 + job.rank))
+        if args.often:
+            job.mean(loss)
+        if args.fault == "ends" and not job.is_first and time.monotonic() > began + 1.5:
+            steps = taken
     if args.report:
         job.refresh()
         job.report(loss=mean_loss())

@@ -139,6 +139,8 @@ FAULTS = [
     ("order", 2, "parameter 0 of worker 1 is 1.bias [2]"),
     ("early", 2, "worker 0 ended after 7 steps"),
     ("second", 2, "had a second gradient before step"),
+    ("lonely", 2, "after 2 steps worker 0 waits in a function of the job"),
+    ("shapes", 2, "the workers came together with values of different shapes"),
 ]
 
 
@@ -169,11 +171,35 @@ def test_a_script_that_ends_before_its_sprint_has_warmed_up_is_told_so(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("mode", "options"), [("allreduce", ()), ("ps-async", ("--local-steps", 4))]
+    ("fault", "said"),
+    [
+        ("early", "worker 0 has ended after 7 steps, and worker 1 waits for it in a function"),
+        ("shapes", "the workers came together with values of different shapes"),
+    ],
 )
-def test_a_sprint_stops_a_script_between_two_steps(tmp_path, mode, options):
-    words = ("--steps", 10**6)
-    options = ("--sprint", "0.3s", *options)
+def test_asynchronous_workers_that_wait_for_each_other_at_different_places_fail(
+    tmp_path, fault, said
+):
+    words = ("--fault", fault, "--often")
+    options = ("--wire", "zmq")
+    done = run_script(tmp_path / "run", "ps-async", REGRESSION, *words, options=options)
+    assert done.returncode != 0
+    assert said in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "words"),
+    [
+        ("allreduce", ("--sprint", "0.3s"), ()),
+        ("ps-async", ("--sprint", "0.3s", "--local-steps", 4), ()),
+        # The round of one worker ends while the other one is in a function.
+        ("ps-async", ("--sprint", "0.3s", "--wire", "zmq"), ("--often",)),
+        # One worker ends after a part of the sprint.
+        ("ps-async", ("--sprint", "2s", "--wire", "zmq"), ("--fault", "ends")),
+    ],
+)
+def test_a_sprint_stops_a_script_between_two_steps(tmp_path, mode, options, words):
+    words = ("--steps", 10**6, *words)
     done = run_script(tmp_path / "run", mode, REGRESSION, *words, options=options)
     assert done.returncode == 0, done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+UNLIKE = (
+    "the workers came together with values of different shapes: all call the same functions of the "
+    "job in the same order"
+)
+
+
 class Group(ABC):
     """The workers as a group, which agrees on small values between steps.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvdtrain.base.errors import Failure
+from hvdtrain.job.coordination.group import UNLIKE
 from hvdtrain.job.wire.messages import refuse_if
 
 Answers = dict[Any, Any]  # by waiter: see Roster
@@ -240,14 +241,21 @@ class Roster:
             self.next += 1
         return answers
 
-    def _finish(self, number: int) -> dict[Any, torch.Tensor]:
-        """Does a sum that waits for nobody any more; returns it for each worker in it."""
+    def _finish(self, number: int) -> Answers:
+        """Does a sum that waits for nobody any more; returns it for each worker in it.
+
+        If the summands have different shapes, the answer to each worker is a Failure.
+        """
         summands = self.summands[number]
         if not self.present <= summands.keys():
             return {}
         del self.summands[number]
         if self.point and number > self.point.sums:
             self.is_open = False
+        shapes = {values.shape for values in summands.values()}
+        if len(shapes) > 1:
+            refused = Failure(UNLIKE)
+            return {(number, worker): refused for worker in summands}
         rows = torch.stack([summands[worker] for worker in sorted(summands)])
         self.sums[number] = rows if number in self.kept_as_rows else rows.sum(0)
         self.kept_as_rows.discard(number)

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch.distributed import Store
 
+from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.place import World
-from hvdtrain.job.coordination.group import Group
+from hvdtrain.job.coordination.group import UNLIKE, Group
 from hvdtrain.job.wire.heartbeat import wait_for_ranks, while_served
 from hvdtrain.job.wire.rendezvous import leave
 
@@ -61,7 +62,10 @@ class StoreGroup(Group):
         def wait() -> torch.Tensor:
             if not keys:
                 return values[None]
-            content = bytearray(b"".join(self._take(keys)))
+            messages = self._take(keys)
+            if any(len(message) != given.nbytes for message in messages):
+                raise Failure(UNLIKE)
+            content = bytearray(b"".join(messages))
             rows = np.frombuffer(content, given.dtype)
             return torch.from_numpy(rows.reshape(self.workers, *given.shape))
 

@@ -212,6 +212,7 @@ class WorkerSession:
         self._models: list[nn.Module] = []
         self._samplers: list[tuple[WorkerSampler, int]] = []  # each, and what was counted of it
         self._has_finished = False
+        self._functions = 0  # how many functions that all workers call together were called
         self._counted = 0.0
 
     # What the script calls
@@ -396,25 +397,31 @@ class WorkerSession:
         self.steps.synchronize()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        self._let_others_go_on()
+        self._wait_in_function()
         return self.sync.group.sum(values)  # type: ignore[no-any-return]
 
     def gather(self, value: Any) -> list[Any]:
-        self._let_others_go_on()
+        self._wait_in_function()
         of_workers = self.sync.group.gather_to_first(value)
         return [of_workers[worker] for worker in sorted(of_workers)]
 
-    def _let_others_go_on(self) -> None:
-        """Tells servers that this worker pushes nothing before the others have come too."""
-        if not self.in_lockstep and self.steps:
-            self.sync.idle()
+    def _wait_in_function(self) -> None:
+        """Waits in a function that all workers call together, or says in lockstep that it will."""
+        if not self.steps or self.workers == 1:
+            return
+        self._functions += 1
+        if self.in_lockstep:
+            waiting = f"{self._functions} {self.steps.begun}"
+            self.sync.group.store.set(_waiting_of(self.worker), waiting)
+        self.steps.wait_in_function()
 
     def average_buffers(self) -> None:
-        self._let_others_go_on()
+        self._wait_in_function()
         average_buffers(nn.ModuleList(self._models), self.sync)
 
     def refresh(self) -> None:
         if self.steps:
+            self._wait_in_function()
             self.sync.refresh()
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
@@ -449,9 +456,18 @@ class WorkerSession:
     def finish(self) -> None:
         if self._has_finished or not self.steps:
             return
+        if self.job.config.sprint and not self.in_lockstep:
+            self.steps.stop_all()
+        self._end_training()
+        if self.steps.is_stopped:
+            raise ScriptStopped
+
+    def _end_training(self) -> None:
+        """Has all workers end training together, with the newest weights."""
+        assert self.steps
         self._has_finished = True
         self._agree_on_end()
-        self.steps.meet()
+        self.steps.end()
         self.sync.refresh()
         self.recorder.flush()  # of the last pushes, which are answered now
         self.steps.is_over = True
@@ -478,26 +494,33 @@ class WorkerSession:
             raise Failure(_unequal(taken.index(min(taken)), min(taken), max(taken)))
 
     def _watch(self) -> None:
-        """Ends this process when another worker has ended after fewer steps than this one began."""
+        """Ends this process when it waits for a step of a worker that will not take it."""
         store = self.sync.group.store.clone()
         others = [worker for worker in range(self.workers) if worker != self.worker]
         with contextlib.suppress(RuntimeError):  # nobody serves the store any more
             while not self._has_finished:
                 time.sleep(LOOK_EVERY_S)
                 for worker in others:
-                    self._end_if_left_alone(store, worker)
+                    why = self._why_left_alone(store, worker)
+                    if why:
+                        self.write_metrics()
+                        end_process(f"rank {self.job.world.rank} failed: {why}")
 
-    def _end_if_left_alone(self, store: Store, worker: int) -> None:
-        """Ends this process, if it is in a step that the other worker will never take."""
-        key = _end_of(worker)
-        if not (self.steps and self.steps.is_within_step and store.check([key])):
-            return
-        ended = int(store.get(key))
-        begun = self.steps.taken + 1
-        if ended < begun:
-            rank = self.job.world.rank
-            self.write_metrics()
-            end_process(f"rank {rank} failed: {_unequal(worker, ended, begun)}")
+    def _why_left_alone(self, store: Store, worker: int) -> str:
+        """Returns why the other worker will not take the step in which this one is; else empty."""
+        if not (self.steps and self.steps.is_within_step):
+            return ""
+        begun = self.steps.begun
+        end = _end_of(worker)
+        if store.check([end]) and int(store.get(end)) < begun:
+            return _unequal(worker, int(store.get(end)), begun)
+        waiting = _waiting_of(worker)
+        if not store.check([waiting]):
+            return ""
+        function, begun_there = map(int, store.get(waiting).split())
+        if begun_there < begun and function > self._functions:
+            return _not_called(worker, begun_there, begun)
+        return ""
 
     def _write_regularly(self) -> None:
         """Writes metrics now and then, so that they are there where a script hangs or is killed."""
@@ -525,11 +548,10 @@ class WorkerSession:
         """Writes what the script came to, and leaves the others. All workers call this together."""
         assert self.steps
         if self.job.config.sprint:
-            self._check_measured()
-            self._has_finished = True
-            self.processor_s = self.steps.processor.seconds()
-        else:
-            self.finish()
+            self._end_sprint()
+        elif not self._has_finished:
+            self._end_training()
+        if not self.job.config.sprint:
             self._check_reported()
         self.progress.close()
         self.recorder.close()
@@ -547,6 +569,19 @@ class WorkerSession:
             self.slowdown,
         )
         finish(training, Measured(0, self.processor_s, self.host_loads), None)
+
+    def _end_sprint(self) -> None:
+        """Ends a sprint whose script was stopped, or has ended.
+
+        Raises:
+            Failure: the script ended before its speed was measured.
+        """
+        assert self.steps
+        if not self.in_lockstep and not self._has_finished:
+            self.steps.end()
+        self._check_measured()
+        self._has_finished = True
+        self.processor_s = self.steps.processor.seconds()
 
     def _check_measured(self) -> None:
         """Checks that the script went on after the warm-up of its sprint.
@@ -654,6 +689,22 @@ def _difference(worker: int, first: dict[str, Any], own: dict[str, Any]) -> str:
 def _end_of(worker: int) -> str:
     """Returns the key of how many steps a worker had taken when its script ended."""
     return f"script/ended/{worker}"
+
+
+def _waiting_of(worker: int) -> str:
+    """Returns the key of a worker's last call of a function that all workers call together.
+
+    Its value is the call's number, and how many steps the worker had begun.
+    """
+    return f"script/waiting/{worker}"
+
+
+def _not_called(worker: int, steps: int, begun: int) -> str:
+    return (
+        f"after {with_noun(steps, 'step')} worker {worker} waits in a function of the job that all "
+        f"workers call together, such as job.mean, and this worker is at step {begun}: have all "
+        "call it after as many steps"
+    )
 
 
 def _unequal(worker: int, steps: int, others: int) -> str:

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from hvdtrain.base import modes
 from hvdtrain.base.errors import Failure
+from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.numerics.clock import Clock, Lap, Stretch, Timer
 from hvdtrain.base.numerics.slowdown import Slowdown
 from hvdtrain.base.system import trace
@@ -31,6 +33,20 @@ class ScriptStopped(BaseException):
 
     It is not an Exception, so `except Exception` in a script does not catch it.
     """
+
+
+class Place(IntEnum):
+    """Where a worker of an asynchronous mode waits for the others.
+
+    Attributes:
+        FUNCTION: in a function of the job that all workers call together.
+        ROUND: at the end of its round: its time is up, or it has taken its steps.
+        END: at the end of its training.
+    """
+
+    FUNCTION = 0
+    ROUND = 1
+    END = 2
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,7 @@ class Steps:
     Attributes:
         taken: how many steps this worker has taken.
         history: what training has come to.
+        is_stopped: whether the script was stopped, or ends where the others were.
     """
 
     def __init__(
@@ -91,6 +108,7 @@ class Steps:
         self.history = History()
         self.taken = 0
         self.is_over = False
+        self.is_stopped = False
         self.in_lockstep = modes.declared(job.config.mode).lockstep
         alone = job.world.size == 1
         self.clock = Clock(trained, job.device, alone, noted=gradients.hooked)
@@ -151,6 +169,11 @@ class Steps:
         in_backward = isinstance(self.gradients, InBackward) and self.clock.last_gradient
         return bool(in_backward) or self._waits_in_forward or not self._is_between_steps
 
+    @property
+    def begun(self) -> int:
+        """How many steps this worker has begun, as far as others wait for its part of them."""
+        return self.taken + self.is_within_step
+
     def synchronize(self) -> None:
         """Brings the gradients together: see Gradients.synchronize."""
         self._mark_backward()
@@ -186,7 +209,7 @@ class Steps:
         self.history.step = self.taken
         self._end_step()
         if self._decide():
-            self._end_round()
+            self._end_round(max(self._arrive(Place.ROUND)))
 
     def _end_step(self) -> None:
         """Notes the step, to be recorded later, and begins the next one."""
@@ -249,18 +272,90 @@ class Steps:
         is_time_up = bool(budget) and elapsed >= budget
         return Decision(over=is_time_up or bool(steps and self.taken >= steps))
 
-    def _end_round(self) -> None:
+    def _arrive(self, place: Place) -> set[Place]:
+        """Blocks until all workers have arrived, in asynchronous modes.
+
+        There a worker may come to the end of its round while another one is in a function of the
+        job. So each says first where it is.
+
+        Returns:
+            The places at which workers are; in lockstep the place of this one.
+
+        Raises:
+            Failure: a worker has ended, and another one waits for it in a function of the job. (In
+                a sprint the function's worker ends too.)
+        """
+        if self.in_lockstep:
+            return {place}
+        self.sync.idle()  # nobody waits for this worker's pushes
+        workers, rows = self.sync.group.all_gather([place, self.taken])
+        places = [Place(number) for number in rows[:, 0].tolist()]
+        if Place.END in places and Place.FUNCTION in places and not self.sprint:
+            ended = places.index(Place.END)
+            waiting = workers[places.index(Place.FUNCTION)]
+            steps = with_noun(int(rows[ended, 1]), "step")
+            raise Failure(
+                f"worker {workers[ended]} has ended after {steps}, and worker {waiting} waits for "
+                "it in a function of the job that all workers call together, such as job.mean"
+            )
+        return set(places)
+
+    def wait_in_function(self) -> None:
+        """Blocks until all workers have called a function of the job that they call together.
+
+        If the round of another worker ends meanwhile, it ends here too. In lockstep the function
+        itself waits.
+
+        Raises:
+            ScriptStopped: it was the last round.
+            Failure: another worker has ended.
+        """
+        if self.in_lockstep:
+            return
+        self.clock.mark("data")
+        furthest = max(self._arrive(Place.FUNCTION))
+        while furthest is not Place.FUNCTION:
+            self._end_round(furthest)
+            self.clock.mark("data")
+            furthest = max(self._arrive(Place.FUNCTION))
+
+    def end(self) -> None:
+        """Meets the other workers when training ends on this one.
+
+        In asynchronous modes others may be stopped here: then this one is too.
+        """
+        if self.is_stopped:
+            return
+        places = self._arrive(Place.END)
+        self.meet()
+        self.is_stopped = Place.ROUND in places or Place.FUNCTION in places
+
+    def stop_all(self) -> None:
+        """Ends a sprint of an asynchronous mode on all workers.
+
+        Raises:
+            ScriptStopped: always.
+        """
+        self.end()
+        self.is_stopped = True
+        raise ScriptStopped
+
+    def _end_round(self, furthest: Place) -> None:
         """Meets the other workers when a round ends, and ends the script or goes on.
+
+        Args:
+            furthest: where the furthest worker is. If one is at its end, it was the last round.
 
         Raises:
             ScriptStopped: it was that the script ends here.
         """
         self.meet()
         decision = Decision(over=True)
-        if self.sprint:
+        if self.sprint and furthest is not Place.END:
             with self.processor.paused():
                 decision = self.sprint.after_round(self.history, decision, 1)
         if decision.over:
+            self.is_stopped = True
             raise ScriptStopped
         if self.history.step == self.history.warm_steps:
             self.processor = ProcessorTime(self.sync)
@@ -281,6 +376,7 @@ class Steps:
             return
         accuracy = figures.get("accuracy")
         loss = figures.get("loss")
+        self.wait_in_function()
         if not self.is_over:
             self.clock.mark("data")
             self.meet()
@@ -298,6 +394,7 @@ class Steps:
         if self.is_over:  # after job.finish()
             return
         if rows[0, 1]:
+            self.is_stopped = True
             raise ScriptStopped
         self.timer = Timer(self.history.wall_s)
         self.clock.start()
@@ -309,8 +406,6 @@ class Steps:
         self.clock.mark("metrics")
         spent = self.clock.lap()
         elapsed = self.timer.before + self.clock.lapped_s  # so that the parts add up to it
-        if not self.in_lockstep:
-            self.sync.idle()  # nobody waits for this worker's pushes
         _, rows = self.sync.group.all_gather([elapsed, self.taken])
         self.history.wall_s = rows[:, 0].max().item()
         self.history.step = round(rows[:, 1].mean().item())
