@@ -100,6 +100,16 @@ def _not_tried(evidence: Evidence) -> Iterator[str]:
         yield "no servers were tried"
 
 
+def _parts_of_machine(evidence: Evidence) -> Iterator[str]:
+    """Yields processes with a part of the cores, if no process had all: they have no row."""
+    kinds = evidence.contenders.by_kind
+    parts = [kind for kind in kinds if not kind.family]
+    have_rows = len(parts) == len(kinds)
+    if parts and not evidence.sides.machines and not have_rows:
+        labels = ", ".join(kind.label for kind in parts)
+        yield f"not in the table, since no process had all cores: {labels}"
+
+
 def _one_did_it_all(evidence: Evidence) -> Iterator[str]:
     for kind, runs in evidence.opponents:
         share = figures.mean(speed_runs(runs), busiest_share)
@@ -434,6 +444,7 @@ def _bad_images(evidence: Evidence) -> Iterator[str]:
 
 DOUBTS: Sequence[Doubt] = (
     _not_tried,
+    _parts_of_machine,
     _left_out,
     _missed_target,
     _rates_at_edge,

@@ -235,6 +235,8 @@ def test_one_process_with_a_part_of_its_machine_is_no_contender():
     part = repeats(ONE, 500, change={"threads_per_worker": 1})
     said = answer(part, repeats(RING2, 130), repeats(SERVED))
     assert said.word == RING_WINS and "one machine was not tried" in said.but
+    doubt = "not in the table, since no process had all cores: one process, 1 of 2 cores"
+    assert doubt in said.but
     assert [of["run"] for of in said.data["runs"]] == ["allreduce ×2", "ps-sync ×2+1"]
     assert part[0].kind.label == "one process, 1 of 2 cores"
 
