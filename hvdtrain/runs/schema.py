@@ -15,6 +15,7 @@ from msgspec import json as fast_json
 
 from hvdtrain.base.config.untrusted import (
     LARGEST_DOCUMENT,
+    LARGEST_NUMBER,
     MOST_RANKS,
     parse_json,
     read_lines,
@@ -23,9 +24,9 @@ from hvdtrain.base.config.untrusted import (
 from hvdtrain.runs.launched import Launched
 from hvdtrain.runs.membership_log import membership_file
 
-Count = Annotated[int, Meta(ge=0, lt=10**12)]
+Count = Annotated[int, Meta(ge=0, lt=LARGEST_NUMBER)]
 Ranks = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
-Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite
+Figure = Annotated[float, Meta(ge=0, le=1e18)]  # finite; larger than any option times MOST_RANKS
 Share = Annotated[float, Meta(ge=0, le=1)]
 Loss = float  # may be NaN or infinite: then training diverged, and the file is in order
 

@@ -89,6 +89,13 @@ REFUSED = [
         if isinstance(f.default, float)
         for value in (float("nan"), float("inf"))
     ),
+    # A run folder would hold no such number.
+    *(
+        ({f.name: value}, f"{flag(f.name)} {value} is too large: give a number below")
+        for f in FIELDS
+        for value in (1e12, 10**12)
+        if type(value) is type(f.default)
+    ),
     (
         {"dataset": "./\udcff"},
         "--dataset '.*' is not valid UTF-8",

@@ -21,7 +21,7 @@ from hvdtrain.base.config.option_types import (
     WordOr,
     option,
 )
-from hvdtrain.base.config.untrusted import control_character
+from hvdtrain.base.config.untrusted import LARGEST_NUMBER, control_character
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 
@@ -684,6 +684,8 @@ def _published_momentum(workers: int) -> float:
 def _check_value(option: str, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{option} {value} is not a finite number")
+    if isinstance(value, int | float) and value >= LARGEST_NUMBER:
+        raise UsageError(f"{option} {value} is too large: give a number below {LARGEST_NUMBER:g}")
     if not isinstance(value, str):
         return
     # Undecodable bytes of a file's name become surrogates, which no TOML or JSON can hold.

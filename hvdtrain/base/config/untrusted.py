@@ -24,6 +24,7 @@ LARGEST_TOML = 2**22  # characters
 LONGEST_LINE = 2**16  # bytes
 LONGEST_NAME = 4096  # characters of a path or URL
 MOST_RANKS = 4096  # workers of a job, and servers of a job
+LARGEST_NUMBER = 10**12  # options, and counts in a run folder, are smaller
 # A TOML key with many parts. Each part is a table within the one before, and tomllib's time and
 # memory grow with the square of their number.
 _KEY = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
