@@ -65,7 +65,8 @@ class OwnSamples(Sequence[tuple[Any, int]]):
             self._refuse(
                 f"is a {type(dataset).__name__}: a map-style dataset has __len__ and __getitem__"
             )
-        self.length = len(dataset)
+        with told("--dataset", name, f"failed in __len__ of its {part} data"):
+            self.length = len(dataset)
         if not self.length:
             self._refuse("has no samples")
         self.first, _ = self._read(0)

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.numerics.flat import trained
 from hvdtrain.base.system import own_code
-from hvdtrain.base.system.own_code import TIMM, told
+from hvdtrain.base.system.own_code import TIMM, described, told
 
 # Arguments that a function may take beside the number of classes, with usual values.
 _SIZES = {"image_size": 224, "channels": 3}
@@ -129,8 +129,7 @@ def why_not_trained(model: nn.Module, inputs: torch.Tensor) -> str:
         try:
             scores = model(inputs)
         except Exception as error:  # a user's code may raise any
-            line = str(error).strip().split("\n")[0]
-            return f"{type(error).__name__}: {line[:120]}"
+            return described(error)
     if scores.ndim != 2 or len(scores) != len(inputs):
         return f"it returns {_kind(scores)} for one of shape {list(inputs.shape)}"
     return ""

@@ -27,6 +27,13 @@ class Pairs(Dataset):
     def __len__(self): return 6
     def __getitem__(self, i): return self.item(i)
 
+class Long(Pairs):
+    def __init__(self, length): self.length = length
+    def __len__(self): return self.length()
+
+class Mute(Exception):
+    def __str__(self): raise RuntimeError("no words")
+
 def one_part(): return good
 def stream(): return iter(good), good
 def empty(): return TensorDataset(x[:0], y[:0]), good
@@ -46,6 +53,10 @@ def named():
     return few, good
 def broken(): return Pairs(lambda i: {}["pixels"]), good
 def fails(): raise OSError("no disk")
+def mute(): raise Mute
+def no_length(): return Long(lambda: {}["length"]), good
+def below_zero(): return Long(lambda: -1), good
+def half_a_sample(): return Long(lambda: 2.5), good
 """
 
 
@@ -142,6 +153,10 @@ def test_floats_are_float32_and_labels_may_be_numbers_of_any_kind(tmp_path):
         ("named", "has the label 2 in sample 5: classes are 0 to 1"),
         ("broken", "failed to read sample 0 of its training data: KeyError: 'pixels' (line "),
         ("fails", "failed to build: OSError: no disk"),
+        ("mute", "failed to build: Mute: its __str__ raises RuntimeError (line "),
+        ("no_length", "failed in __len__ of its training data: KeyError: 'length' (line "),
+        ("below_zero", "ValueError: __len__() should return >= 0"),
+        ("half_a_sample", "TypeError: 'float' object cannot be interpreted as an integer"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_in_a_line(function, words, tmp_path):

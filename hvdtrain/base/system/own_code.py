@@ -166,14 +166,36 @@ def told(option: str, name: str, what: str) -> Iterator[None]:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        lines = str(error).strip().splitlines() or [""]
         file = file_of(name)
-        frames = traceback.extract_tb(error.__traceback__)
-        numbers = [frame.lineno for frame in frames if frame.filename == str(file)]
-        where = f" (line {numbers[-1]} of {file.name})" if file and numbers else ""
-        raise UsageError(
-            f"{option} {name} {what}: {type(error).__name__}: {lines[0][:200]}{where}"
-        ) from None
+        number = line_in(file, error) if file else None
+        where = f" (line {number} of {file.name})" if file and number else ""
+        raise UsageError(f"{option} {name} {what}: {described(error)}{where}") from None
+
+
+def described(error: BaseException) -> str:
+    """Returns the type and the first line of a user's exception, as `OSError: no disk`."""
+    kind = type(error).__name__
+    try:
+        message = str(error).strip()
+    except Exception as other:
+        message = f"its __str__ raises {type(other).__name__}"
+    if not message:
+        return kind
+    return f"{kind}: {message.splitlines()[0][:200]}"
+
+
+def line_in(file: Path, error: BaseException) -> int | None:
+    """Returns the number of the last line of the file in a traceback; None if it is in none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if is_of(file, frame.filename)]
+    if isinstance(error, SyntaxError) and is_of(file, error.filename or ""):
+        numbers.append(error.lineno)
+    return numbers[-1] if numbers else None
+
+
+def is_of(file: Path, filename: str) -> bool:
+    """Returns whether the code of a traceback's frame is the file's."""
+    return Path(filename).absolute() == file.absolute()
 
 
 def _module_name(file: Path) -> str:

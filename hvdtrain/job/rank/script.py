@@ -27,6 +27,7 @@ from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.numerics.optimizers import put_together
 from hvdtrain.base.numerics.slowdown import Slowdown
 from hvdtrain.base.system.deadline import end_process
+from hvdtrain.base.system.own_code import described, is_of, line_in
 from hvdtrain.base.system.terminal import Terminal
 from hvdtrain.job.buckets.local_rounds import LocalRounds
 from hvdtrain.job.coordination.job import Job
@@ -107,9 +108,8 @@ def _run(config: RunConfig, terminal: Terminal) -> None:
         raise Failure(f"{script.name}{_line_in(script, error)}: {error}") from error
     except Exception as error:
         _show_traceback(script, error, terminal.err)
-        lines = str(error).strip().splitlines() or [""]
         raise Failure(
-            f"{script.name}{_line_in(script, error)} raised {type(error).__name__}: {lines[0]}"
+            f"{script.name}{_line_in(script, error)} raised {described(error)}"
         ) from error
 
 
@@ -129,11 +129,8 @@ def _failure_of_exit(script: Path, code: Any) -> Failure | None:
 
 def _line_in(script: Path, error: BaseException) -> str:
     """Returns the last line of the script in the traceback, as `, line 7`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if _is_of(script, frame.filename)]
-    if isinstance(error, SyntaxError) and _is_of(script, error.filename or ""):
-        lines.append(error.lineno)
-    return f", line {lines[-1]}" if lines else ""
+    number = line_in(script, error)
+    return f", line {number}" if number else ""
 
 
 def _show_traceback(script: Path, error: Exception, out: TextIO) -> None:
@@ -142,14 +139,10 @@ def _show_traceback(script: Path, error: Exception, out: TextIO) -> None:
     Of a script that could not be compiled there are none, and the error alone is shown.
     """
     frames = error.__traceback__
-    while frames and not _is_of(script, frames.tb_frame.f_code.co_filename):
+    while frames and not is_of(script, frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames, file=out)
     out.flush()
-
-
-def _is_of(script: Path, filename: str) -> bool:
-    return Path(filename).absolute() == script.absolute()
 
 
 @contextlib.contextmanager
