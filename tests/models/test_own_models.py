@@ -11,6 +11,8 @@ from hvdtrain import models
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.numerics.flat import flatten_weights, trained
+from hvdtrain.base.system.own_code import own_line
+from hvdtrain.job.rank.process import _reason
 from hvdtrain.job.recording.snapshot import write_tensors
 from hvdtrain.job.training.memory import needed_bytes
 from hvdtrain.job.training.model import initial_model, waits_for
@@ -93,6 +95,25 @@ def test_what_cannot_be_trained_is_refused_in_a_line(mine, name, words):
 def test_a_file_that_cannot_be_imported_is_refused_in_a_line(tmp_path, source, words):
     with pytest.raises(UsageError, match=words.replace("(", r"\(").replace(")", r"\)")):
         models.make(f"{written(tmp_path, source, 'bad.py')}:build", 3, inputs=ROWS)
+
+
+def test_the_line_of_an_error_is_the_user_s_unless_code_of_ours_raised_it(mine):
+    model = models.make(f"{mine}:plain", 3, inputs=ROWS)
+    with pytest.raises(RuntimeError) as too_wide:
+        model(torch.rand(2, 13))
+    line = MODELS.splitlines().index("        return self.out(self.first(x).relu())") + 1
+    assert own_line(too_wide.value) == f"mine.py, line {line}"
+    reason = _reason(too_wide.value, mine.parent)
+    assert reason.startswith(f"mine.py, line {line} raised RuntimeError: ") and "\n" not in reason
+
+    def wait(*_):
+        check(RunConfig(mode="nosuch"))
+
+    model.first.register_forward_pre_hook(wait)
+    with pytest.raises(UsageError) as ours:
+        model(ROWS)
+    assert own_line(ours.value) == ""
+    assert _reason(ours.value, mine.parent).startswith("unknown mode 'nosuch'")
 
 
 def test_what_is_not_there_is_refused(tmp_path, monkeypatch):

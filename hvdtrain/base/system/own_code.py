@@ -193,6 +193,21 @@ def line_in(file: Path, error: BaseException) -> int | None:
     return numbers[-1] if numbers else None
 
 
+def own_line(error: BaseException) -> str:
+    """Returns the line of a loaded file that raised an exception, as `mine.py, line 7`.
+
+    Returns "" if other code raised it. A user's forward calls ours, which waits for weights, and
+    what ours raises there is no fault of the user's line.
+    """
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if "__own_source__" in frame.f_globals:
+            line = f"{Path(frame.f_code.co_filename).name}, line {number}"
+        elif frame.f_globals.get("__name__", "").startswith("hvdtrain."):
+            line = ""
+    return line
+
+
 def is_of(file: Path, filename: str) -> bool:
     """Returns whether the code of a traceback's frame is the file's."""
     return Path(filename).absolute() == file.absolute()

@@ -22,6 +22,7 @@ from hvdtrain.base.system.appending import NO_ROOM
 from hvdtrain.base.system.cgroups import usable_cores
 from hvdtrain.base.system.locks import unlock_all
 from hvdtrain.base.system.memory import importing, keep_memory
+from hvdtrain.base.system.own_code import described, own_line
 from hvdtrain.base.system.parent import end_with_starter
 from hvdtrain.base.system.preempt import EXIT_CODE, Terminated
 from hvdtrain.base.system.terminal import Terminal, end_at_once, open_logs
@@ -240,7 +241,7 @@ def run_to_its_end(run: Callable[[Terminal], None], folder: Path, world: World) 
             traceback.print_exc()
         if isinstance(error, KeyboardInterrupt):
             end_interrupted()
-        if isinstance(error, SystemExit):  # rich's, when it cannot print
+        if isinstance(error, SystemExit) and not own_line(error):  # rich's, when it cannot print
             message = f"rank {world.rank} ended: nobody reads what it prints"
         else:
             log = folder / "logs" / f"rank.{world.rank}.err"
@@ -259,6 +260,9 @@ def _reason(error: BaseException, folder: Path) -> str:
         error: what was raised.
         folder: the run folder, to be named if a disk is full and the error names no file.
     """
+    line = own_line(error)
+    if line:
+        return f"{line} raised {described(error)}"
     reason = str(error)
     if isinstance(error, OSError):
         if error.errno in NO_ROOM:
