@@ -15,7 +15,7 @@ from typing import Any
 
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.config.untrusted import LARGEST_CONFIG, parse_toml, read_whole
-from hvdtrain.base.config.writing import write_whole
+from hvdtrain.base.config.writing import check_folder, write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import some_of
 from hvdtrain.base.system.locks import check_filelock, lock, unlock
@@ -128,16 +128,12 @@ def refuse_others(*folders: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Checks that the folder, or the nearest folder above it that exists, can be written in.
 
-    All ranks ask this at once, and any of them may be killed meanwhile. So nothing is created that
-    has a name.
-
     Raises:
         UsageError: it cannot.
     """
     try:
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
+        check_folder(nearest)
     except OSError as error:
         raise unwritable(folder, error) from None
 

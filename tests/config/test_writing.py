@@ -106,6 +106,16 @@ def test_a_file_of_another_kind_is_not_replaced(tmp_path, content, is_replaced):
         FileToWrite().convert(str(file), None, None)
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_work():
+    words = "^/sys/rows.json cannot be written: .*; choose another folder$"
+    with pytest.raises(UsageError, match=words):
+        FileToWrite().convert("/sys/rows.json", None, None)
+
+
+def test_what_is_written_as_it_comes_needs_no_folder():
+    assert FileToWrite().convert("/dev/null", None, None) == Path("/dev/null")
+
+
 def test_what_a_killed_process_had_moved_aside_comes_back(tmp_path):
     """It was killed between two renames."""
     (tmp_path / ".out.hvdtrain-replaced").mkdir()

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from hvdtrain.base.config.writing import check_replacing
 from hvdtrain.base.errors import UsageError
 
 LONGEST_S = 1e9  # 30 years, which every timer can count
@@ -86,7 +87,10 @@ _WRITTEN = (b"{", b"[", b"<?xml", b"<svg", b"\x89PNG", b"%PDF")
 
 
 class FileToWrite(click.Path):
-    """A file in an existing folder. Only a file of a kind that commands write is replaced."""
+    """A file in an existing folder, which can be written in.
+
+    Only a file of a kind that commands write is replaced.
+    """
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -99,7 +103,15 @@ class FileToWrite(click.Path):
             raise UsageError(
                 f"{path} is a file of another kind: name another, or remove it yourself"
             )
-        return path.resolve() if path.is_symlink() and path.is_file() else path
+        if path.is_symlink() and path.is_file():
+            path = path.resolve()
+        try:
+            check_replacing(path)
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror}; choose another folder"
+            ) from None
+        return path
 
 
 def _may_be_replaced(file: Path) -> bool:

@@ -1,6 +1,7 @@
 """Writing files as a whole or not at all: until the new file is complete, the old one stays."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     Raises:
         OSError: the folder cannot be written in.
     """
-    if str(path.absolute()).startswith(_WRITTEN_THROUGH) or (path.exists() and not path.is_file()):
+    if _is_written_in_place(path):
         yield path
         return
     if path.exists() and not path.is_symlink():
@@ -35,6 +36,34 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _is_written_in_place(path: Path) -> bool:
+    is_open = str(path.absolute()).startswith(_WRITTEN_THROUGH)
+    return is_open or (path.exists() and not path.is_file())
+
+
+def check_folder(folder: Path) -> None:
+    """Checks that files can be made in a folder.
+
+    Several processes may ask this at once, and any of them may be killed meanwhile. So nothing is
+    created that has a name.
+
+    Raises:
+        OSError: they cannot.
+    """
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def check_replacing(path: Path) -> None:
+    """Checks that `replacing` can begin.
+
+    Raises:
+        OSError: the folder cannot be written in.
+    """
+    if not _is_written_in_place(path):
+        check_folder(path.absolute().parent)
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:

@@ -4,9 +4,9 @@ import os
 import re
 import shutil
 import socket
-import tempfile
 from pathlib import Path
 
+from hvdtrain.base.config.writing import check_folder
 from hvdtrain.base.system.cgroups import cpu_quota, memory_limit
 from hvdtrain.base.world.network import resolve
 from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING, Finding
@@ -94,8 +94,7 @@ def cache() -> Finding:
     folder = cache_root()
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        with tempfile.TemporaryFile(dir=existing):
-            pass
+        check_folder(existing)
     except OSError as error:
         found = f"{folder} cannot be written: {error.strerror}"
         return Finding(MISSING, found, "name another folder: HVDTRAIN_CACHE=FOLDER")
