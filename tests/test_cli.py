@@ -235,6 +235,10 @@ REFUSED = [
     ("train", "--config worse.toml", "unknown model 'written'"),
     ("train", "--config worse.toml --model given", "unknown model 'given'"),
     ("train", "--config worse.toml --model vggf", "--image-size 16 is too small"),
+    *(
+        (command, "--out bad\udcff", r"--out 'bad\udcff' is not valid UTF-8: choose another name")
+        for command in ("train", "compare")
+    ),
     ("train", "--out used", "--out used is not empty: choose another folder"),
     (
         "train",

@@ -26,7 +26,7 @@ from hvdtrain.base.config.option_types import (
     EQUAL,
     NUMBERS,
     SERVER_NUMBERS,
-    Folder,
+    RunFolder,
     Several,
 )
 from hvdtrain.base.config.recipes import Launcher
@@ -213,7 +213,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 @click.option(
     "--out",
     default="",
-    type=Folder(),
+    type=RunFolder(),
     help="Folder for runs and report: new or empty, or the folder of an earlier comparison of the "
     "same experiment, whose finished runs stay and count  [default: runs/compare-TIME].",
 )

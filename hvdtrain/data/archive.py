@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from hvdtrain.base.config.untrusted import is_utf8
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import printable
 from hvdtrain.data import image
-from hvdtrain.data.names import is_passed_over, is_utf8
+from hvdtrain.data.names import is_passed_over
 from hvdtrain.data.storage import on_all_cores
 
 MAX_MEMBERS = 5_000_000

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import convert
 
-from hvdtrain.base.config.untrusted import LARGEST_DOCUMENT, parse_toml, read_whole
+from hvdtrain.base.config.untrusted import LARGEST_DOCUMENT, is_utf8, parse_toml, read_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import some_of
 from hvdtrain.data import image
@@ -29,7 +29,6 @@ from hvdtrain.data.names import (
     has_no_ending,
     is_image_name,
     is_passed_over,
-    is_utf8,
     not_utf8,
 )
 from hvdtrain.data.storage import on_all_cores

@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from hvdtrain.base.config.untrusted import is_utf8
 from hvdtrain.base.formatting import printable, some_of, with_noun
 
 # The endings of images, in lower or upper case. Some formats have several.
@@ -94,11 +95,6 @@ def composed(name: str) -> str:
     macOS may write the same name with accents of their own (NFD).
     """
     return unicodedata.normalize("NFC", name)
-
-
-def is_utf8(name: str) -> bool:
-    """Returns whether the bytes of a name are UTF-8. Names in Latin-1 or GBK mostly are not."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def readable(name: str) -> str:

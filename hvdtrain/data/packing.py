@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from hvdtrain.base.config.untrusted import is_utf8
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import some_of
 from hvdtrain.data import image
@@ -21,7 +22,7 @@ from hvdtrain.data.filesystems import SUFFIX, errors_as_usage, open_filesystem, 
 from hvdtrain.data.folder import ImageFolder, ManyImages
 from hvdtrain.data.identity import identity, sample_hash
 from hvdtrain.data.image_side import native_side
-from hvdtrain.data.names import is_utf8, not_utf8
+from hvdtrain.data.names import not_utf8
 from hvdtrain.data.packed import packing_at
 from hvdtrain.data.parquet_files import Packing
 from hvdtrain.data.sampling import packing_order

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from hvdtrain.base.config.untrusted import is_utf8
 from hvdtrain.base.errors import Failure, UsageError, unknown
 from hvdtrain.base.formatting import some_of
-from hvdtrain.data.names import is_utf8, not_utf8
+from hvdtrain.data.names import not_utf8
 
 SPLIT_METHODS = ["random", "by-angle", "by-object"]  # class folders are split `by-content`
 UNITS = {"random": "image", "by-object": "object", "by-content": "image that differs from others"}

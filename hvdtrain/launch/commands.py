@@ -22,7 +22,7 @@ from hvdtrain.base.config.command_line import (
     with_script_words,
 )
 from hvdtrain.base.config.file import read_config, started_workers
-from hvdtrain.base.config.option_types import EQUAL, Folder, ServerNumber
+from hvdtrain.base.config.option_types import EQUAL, RunFolder, ServerNumber
 from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import Failure, UsageError
@@ -104,7 +104,7 @@ from hvdtrain.runs.scripts import check_script
 @click.option(
     "--out",
     default="",
-    type=Folder(),
+    type=RunFolder(),
     help="Run folder, new or empty  [default: runs/launch-TIME].",
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out after its last snapshot.")

@@ -263,6 +263,7 @@ REFUSED = [
         "there is no run in nothere to go on with; name the folder of one, or",
     ),
     ("-n 2 --out ", "the name of a folder cannot be empty"),
+    ("-n 2 --out bad\udcff", r"--out 'bad\udcff' is not valid UTF-8: choose another name"),
     ("-n 1 -- --mode ps-sync", "--mode ps-sync needs a server: add -s 1 before --"),
     (
         "-n 1 -- --network-interface ib0",

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from hvdtrain.base.config.untrusted import is_utf8
 from hvdtrain.base.config.writing import check_replacing
 from hvdtrain.base.errors import UsageError
 
@@ -135,6 +136,16 @@ class Folder(click.Path):
             if source == ParameterSource.COMMANDLINE:
                 self.fail("the name of a folder cannot be empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class RunFolder(Folder):
+    """A folder for one run or several, whose files name it. So its name has to be UTF-8."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        folder: Any = super().convert(value, param, ctx)
+        if not is_utf8(str(folder)):
+            raise UsageError(f"--out {str(folder)!a} is not valid UTF-8: choose another name")
+        return folder
 
 
 class WordOr(click.ParamType):

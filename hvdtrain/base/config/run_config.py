@@ -21,7 +21,7 @@ from hvdtrain.base.config.option_types import (
     WordOr,
     option,
 )
-from hvdtrain.base.config.untrusted import LARGEST_NUMBER, control_character
+from hvdtrain.base.config.untrusted import LARGEST_NUMBER, control_character, is_utf8
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 
@@ -688,8 +688,7 @@ def _check_value(option: str, value: Any) -> None:
         raise UsageError(f"{option} {value} is too large: give a number below {LARGEST_NUMBER:g}")
     if not isinstance(value, str):
         return
-    # Undecodable bytes of a file's name become surrogates, which no TOML or JSON can hold.
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if not is_utf8(value):  # no TOML or JSON can hold it
         raise UsageError(f"{option} {value!a} is not valid UTF-8: rename it")
     if control_character(value):
         raise UsageError(f"{option} {value!a} has a control character: rename it")

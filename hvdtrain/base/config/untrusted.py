@@ -105,6 +105,12 @@ def control_character(text: str) -> str:
     return next((char for char in text if unicodedata.category(char) in ("Cc", "Zl", "Zp")), "")
 
 
+def is_utf8(name: str) -> bool:
+    """Returns whether the bytes of a name are UTF-8. Names in Latin-1 or GBK mostly are not."""
+    # Python has each byte that it cannot decode as a surrogate.
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Returns the table of a TOML document.
 

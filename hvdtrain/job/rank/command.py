@@ -16,7 +16,7 @@ from hvdtrain.base.config.command_line import (
     with_script_words,
 )
 from hvdtrain.base.config.file import read_config
-from hvdtrain.base.config.option_types import EQUAL, Folder
+from hvdtrain.base.config.option_types import EQUAL, RunFolder
 from hvdtrain.base.config.run_config import LENGTHS, RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.world.place import read_world
@@ -37,7 +37,7 @@ from hvdtrain.runs.request import check_functions, check_trusted, resumed_option
 @click.option(
     "--out",
     default="",
-    type=Folder(readable=False),
+    type=RunFolder(readable=False),
     help="Run folder; must be new or empty  [default: runs/MODE-JOB].",
 )
 @click.option(
@@ -133,7 +133,7 @@ def _given_options(
 @click.option(
     "--out",
     default="",
-    type=Folder(readable=False),
+    type=RunFolder(readable=False),
     help="Run folder; must be new or empty  [default: runs/MODE-JOB].",
 )
 @click.argument("script", type=click.Path(dir_okay=False))
