@@ -46,7 +46,8 @@ def families() -> list[ModuleType]:
 
 def name_lists() -> list[str]:
     """Returns the names that `--model` takes, one text for each family and kind of other models."""
-    return [*(family.NAME_LIST for family in families()), "FILE.py:FUNCTION", f"{TIMM}NAME"]
+    of_families = [family.NAME_LIST for family in families()]
+    return [*of_families, "FILE.py:FUNCTION", "torchvision.models:NAME", f"{TIMM}NAME"]
 
 
 def is_own(name: str) -> bool:

@@ -50,6 +50,7 @@ REFUSED = [
         ({"model": name}, r"unknown model .* choose from cnn, resnet8, .* \(6n \+ 2\), vgg11, ")
         for name in ("resnet", "resnet9", "resnet08", "resnet1208", "cnn2", "VGG16")
     ),
+    ({"model": "resnet18"}, "choose from .*, FILE.py:FUNCTION, torchvision.models:NAME, timm:NAME"),
     *(
         (dict(two), "--epochs, --steps, --time-budget and --sprint exclude each other: give one")
         for two in itertools.combinations([("epochs", 1), ("steps", 1), ("time_budget", 1.0)], 2)
