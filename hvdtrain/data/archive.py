@@ -125,8 +125,9 @@ class Tree:
 
     Attributes:
         members: The regular files, in the order of `offset`.
-        passed_over: The paths that are no members: hidden files and folders, and those that systems
-            leave; in a folder also links that lead nowhere, and devices.
+        passed_over: The paths of hidden files and folders, and of those that systems leave, which
+            are no members.
+        irregular: In a folder the paths of links that lead nowhere, pipes and devices.
         dos_names: Names in a zip that are not UTF-8, and have been read as DOS's.
         fingerprint: A hash of all names and sizes, in 64 hex digits; also of the contents, if they
             have at most MAX_HASHED_BYTES.
@@ -139,6 +140,7 @@ class Tree:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.passed_over: list[str] = []
+        self.irregular: list[str] = []
         self.dos_names: list[str] = []
         self._archive = cast(Any, None)  # a ZipFile or TarFile, where it is no folder
         fingerprint = hashlib.sha256()
@@ -269,7 +271,7 @@ class Tree:
         return sorted(listed, key=lambda member: member.offset)
 
     def _folder_members(self) -> list[Member]:
-        """Lists a folder's members; adds the other paths to `passed_over`."""
+        """Lists a folder's members; adds the other paths to `passed_over` and `irregular`."""
         members: list[Member] = []
         for root, folders, names in os.walk(self.path, onerror=_raise, followlinks=True):
             folder = Path(root)
@@ -281,8 +283,10 @@ class Tree:
             for name in sorted([*names, *hidden]):
                 path = folder / name
                 relative = path.relative_to(self.path).as_posix()
-                if is_passed_over(name) or not path.is_file():
+                if is_passed_over(name):
                     self.passed_over.append(relative)
+                elif not path.is_file():
+                    self.irregular.append(relative)
                 else:
                     members.append(Member(relative, path.stat().st_size, len(members), self, path))
         return members

@@ -29,6 +29,7 @@ from hvdtrain.data.names import (
     has_no_ending,
     is_image_name,
     is_passed_over,
+    no_regular_files,
     not_utf8,
 )
 from hvdtrain.data.storage import on_all_cores
@@ -101,6 +102,7 @@ class Files(ManyImages):
         damaged: For each class, by its index, the number of images that are left out.
         passed_over: Paths below root of what lies in the folders of the part and of its classes and
             is not used.
+        irregular: Paths below root, there too, of broken links, pipes and devices.
         left_by_systems: The number of hidden files and folders there, and of those that systems
             leave, by name.
     """
@@ -116,6 +118,7 @@ class Files(ManyImages):
         self.empty: list[int] = []
         self.damaged: Counter[int] = Counter()
         self.passed_over: list[str] = []
+        self.irregular: list[str] = []
         self.left_by_systems: Counter[str] = Counter()
         with os.scandir(root / part) as entries:
             for entry in entries:
@@ -123,6 +126,8 @@ class Files(ManyImages):
                     self.left_by_systems[entry.name] += 1
                 elif os.path.isfile(entry.path):
                     self.passed_over.append(f"{part}/{entry.name}")
+                elif not os.path.isdir(entry.path):
+                    self.irregular.append(f"{part}/{entry.name}")
         joined = []
         end = 0
         for number, name in enumerate(folders):
@@ -159,7 +164,7 @@ class Files(ManyImages):
         return files
 
     def _is_image_without_ending(self, entry: "os.DirEntry[bytes]", is_file: bool) -> bool:
-        """Returns whether a file is an image by its first bytes; notes the name of another one.
+        """Returns whether a file is an image by its first bytes; notes the name of what is none.
 
         Only files whose names tell no format are opened.
         """
@@ -170,7 +175,8 @@ class Files(ManyImages):
         path = os.fsdecode(entry.path)
         if is_file and has_no_ending(name) and image.is_image_file(path):
             return True
-        self.passed_over.append(os.path.relpath(path, self.root))
+        unused = self.passed_over if is_file or os.path.isdir(path) else self.irregular
+        unused.append(os.path.relpath(path, self.root))
         return False
 
     def __len__(self) -> int:
@@ -418,15 +424,19 @@ def _all_damaged(part: str, name: str, images: int) -> str:
 def _unused(root: Path, parts: Sequence[Files]) -> Iterator[str]:
     """Yields lines about the files and folders of these parts that are not used."""
     unused: list[str] = []
+    irregular: list[str] = []
     left_by_systems: Counter[str] = Counter()
     for part in parts:
         unused += part.passed_over
+        irregular += part.irregular
         left_by_systems += part.left_by_systems
     if unused:
         yield (
             f"not used: {counted_images_first(unused)} ({_build_from(root)} takes images in deeper "
             "folders)"
         )
+    if irregular:
+        yield f"not used: {no_regular_files(irregular)}"
     if left_by_systems:
         yield (
             f"passed over: {left_by_systems.total():,} hidden file(s) and folder(s), or left by "

@@ -72,6 +72,14 @@ def counted_images_first(paths: Iterable[str]) -> str:
     return f"{' and '.join(counts)}: {some_of(images + others)}"
 
 
+def no_regular_files(paths: Iterable[str]) -> str:
+    """Returns how many of some paths there are, and the first, and what stands in place of files."""
+    return (
+        f"{counted_images_first(paths)} (no regular files, but broken links, pipes or devices: put "
+        "files in their place)"
+    )
+
+
 def order_of_numbers(classes: Sequence[str]) -> list[str]:
     """Returns a line about classes whose names are numbers that are not in the order of numbers.
 

@@ -109,14 +109,21 @@ def test_check_names_what_is_not_used(folder):
     )
     (folder / "TrainData" / "dog" / "gone.png").symlink_to(folder / "nowhere")
     (folder / "TrainData" / "dog" / "loop.png").symlink_to("loop.png")
+    os.mkfifo(folder / "TrainData" / "pipe.png")
     result = invoke("check", folder)
     assert result.exit_code == 0, result.output
-    note, hidden = [line for line in result.stdout.splitlines() if line not in before.splitlines()]
-    unused = ("cat/t.tif", "dog/gone.png", "dog/loop.png", "loose.png", "cat/more")
+    note, irregular, hidden = [
+        line for line in result.stdout.splitlines() if line not in before.splitlines()
+    ]
+    unused = ("cat/t.tif", "loose.png", "cat/more")
     named = ", ".join(f"TrainData/{path}" for path in unused)
     assert note.startswith(
-        f"note: not used: 4 images and 1 other file(s) or folder(s): {named} (`hvdtrain data build "
+        f"note: not used: 2 images and 1 other file(s) or folder(s): {named} (`hvdtrain data build "
         f"folder --source {folder} --out NEW` takes "
+    )
+    assert irregular == (
+        "note: not used: 3 images: TrainData/dog/gone.png, TrainData/dog/loop.png, TrainData/pipe.png "
+        "(no regular files, but broken links, pipes or devices: put files in their place)"
     )
     assert hidden == (
         "note: passed over: 1 hidden file(s) and folder(s), or left by systems: .DS_Store"

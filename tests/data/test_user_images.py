@@ -82,10 +82,15 @@ def test_what_is_left_out_is_counted_and_told(photos, tmp_path):
         },
     )
     (photos / "washer" / "gone.png").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(photos / "washer" / "pipe.png")
     result = invoke("build", "folder", "--source", photos, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    left = "a.png, washer/a.gif, washer/b.GIF, washer/gone.png, .Trash and 3 more"
-    told = [f"left out: 4 images and 4 other file(s) or folder(s): {left}"]
+    left = "a.png, washer/a.gif, washer/b.GIF, .Trash, README and 2 more"
+    told = [
+        f"left out: 3 images and 4 other file(s) or folder(s): {left}",
+        "left out: 2 images: washer/gone.png, washer/pipe.png (no regular files, but broken links, "
+        "pipes or devices: put files in their place)",
+    ]
     assert result.stdout.splitlines()[1:] == told
     assert tomllib.loads((tmp_path / "out" / "dataset.toml").read_text())["notes"] == told
 

@@ -13,7 +13,7 @@ from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import some_of
 from hvdtrain.data.archive import Member, Tree
 from hvdtrain.data.image import digest_or_problem
-from hvdtrain.data.names import counted_images_first
+from hvdtrain.data.names import counted_images_first, no_regular_files
 from hvdtrain.data.recipe import Recipe
 from hvdtrain.data.selection import Item
 from hvdtrain.data.sources import Source
@@ -36,6 +36,8 @@ def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     notes = []
     if left_out:
         notes.append(f"left out: {counted_images_first(left_out)}")
+    if tree.irregular:
+        notes.append(f"left out: {no_regular_files(tree.irregular)}")
     if tree.dos_names:
         notes.append(
             f"names in {images_from.name} are not UTF-8, and were read as those of DOS: "
