@@ -110,7 +110,13 @@ def given_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
 
     Args:
         hosts: the value of -H, which may also name a host file.
+
+    Raises:
+        UsageError: the hosts are not understood, or -H is empty, as a variable of the shell that is
+            not set.
     """
+    if hosts is not None and not hosts.strip():
+        raise UsageError("-H names no host: give hosts, or leave -H out")
     if hosts and hostfile:
         raise UsageError("-H and --hostfile exclude each other: give one")
     # Path.is_file would raise if a list of hosts is too long for a file's name.

@@ -43,6 +43,14 @@ def test_a_file_is_read_whichever_option_names_it(tmp_path, monkeypatch):
         given_hosts("hosts", Path("hosts"))
 
 
+@pytest.mark.parametrize("hosts", ["", " "])
+def test_an_empty_list_is_not_taken_for_this_machine(hosts):
+    """As of a shell's variable that is not set."""
+    with pytest.raises(UsageError, match="^-H names no host: give hosts, or leave -H out$"):
+        given_hosts(hosts, None)
+    assert given_hosts(None, None) == []
+
+
 def test_a_file_may_have_any_of_the_usual_forms(tmp_path):
     file = tmp_path / "hosts"
     file.write_text(
