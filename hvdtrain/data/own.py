@@ -126,7 +126,9 @@ class OwnSamples(Sequence[tuple[Any, int]]):
                 f"has a {type(value).__name__} in sample {index}: make a tensor of it, such as by "
                 "a transform"
             )
-        tensor = torch.as_tensor(value).detach()
+        failure = f"failed to make a tensor of sample {index} of its {self.part} data"
+        with told("--dataset", self.name, failure):
+            tensor = torch.as_tensor(value).detach()
         tensor = tensor.float() if tensor.is_floating_point() else tensor
         first = getattr(self, "first", tensor)
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
@@ -140,13 +142,12 @@ class OwnSamples(Sequence[tuple[Any, int]]):
         return tensor
 
     def _label(self, value: Any, index: int) -> int:
-        label = torch.as_tensor(value)
-        if label.numel() != 1 or label.is_floating_point() or label.is_complex():
+        number = _whole_number(value)
+        if number is None:
             self._refuse(
                 f"has the label {value!r} in sample {index}: a class, a whole number, is needed, "
                 "since the loss is cross-entropy"
             )
-        number = int(label)
         if number < 0 or (self.classes and number >= self.classes):
             among = f"0 to {self.classes - 1}" if self.classes else "0, 1, 2 …"
             self._refuse(f"has the label {number} in sample {index}: classes are {among}")
@@ -154,6 +155,17 @@ class OwnSamples(Sequence[tuple[Any, int]]):
 
     def _refuse(self, why: str) -> NoReturn:
         raise UsageError(f"--dataset {self.name}: its {self.part} data {why}"[:400])
+
+
+def _whole_number(value: Any) -> int | None:
+    """Returns a label's number; None if the label is no whole number."""
+    try:
+        label = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # of a word or None, say
+        return None
+    if label.numel() != 1 or label.is_floating_point() or label.is_complex():
+        return None
+    return int(label)
 
 
 def own_data(name: str) -> ImageFolder:
@@ -224,12 +236,16 @@ def _classes(parts: Sequence[OwnSamples]) -> tuple[str, ...]:
     """Returns the names of the classes, by default their numbers.
 
     Raises:
-        UsageError: There is only one class, or there are too many samples to count classes.
+        UsageError: There is only one class, there are too many samples to count classes, or the
+            data has no list of their names where it should have one.
     """
     train = parts[0]
-    names = getattr(train.dataset, "classes", None)
-    if names:
-        return tuple(map(str, names))
+    given = getattr(train.dataset, "classes", None)
+    if given is not None:
+        with told("--dataset", train.name, "has an attribute `classes` that is no list of names"):
+            names = tuple(map(str, given))
+        if names:
+            return names
     samples = sum(map(len, parts))
     if samples > MAX_COUNTED:
         raise UsageError(

@@ -17,6 +17,7 @@ from hvdtrain.data.sampling import BatchSampler
 from hvdtrain.runs.request import check
 
 WRONG = """
+import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -38,6 +39,13 @@ def one_part(): return good
 def stream(): return iter(good), good
 def empty(): return TensorDataset(x[:0], y[:0]), good
 def regression(): return TensorDataset(x, y.float()), good
+def words(): return Pairs(lambda i: (x[i], "cat")), good
+def no_labels(): return Pairs(lambda i: (x[i], None)), good
+def array_of_words(): return Pairs(lambda i: (np.array(["cat"]), 0)), good
+def number_of_classes():
+    few = TensorDataset(x, y)
+    few.classes = 3
+    return few, good
 def several_labels(): return TensorDataset(x, torch.ones(6, 3, dtype=torch.long)), good
 def triples(): return TensorDataset(x, y, y), good
 def pictures(): return Pairs(lambda i: ("a picture", 0)), good
@@ -135,6 +143,10 @@ def test_floats_are_float32_and_labels_may_be_numbers_of_any_kind(tmp_path):
         ("stream", "a map-style dataset has __len__ and __getitem__"),
         ("empty", "its training data has no samples"),
         ("regression", "has the label tensor(0.) in sample 0: a class, a whole number, is needed"),
+        ("words", "has the label 'cat' in sample 0: a class, a whole number, is needed"),
+        ("no_labels", "has the label None in sample 0: a class"),
+        ("array_of_words", "failed to make a tensor of sample 0 of its training data: TypeError: "),
+        ("number_of_classes", "has an attribute `classes` that is no list of names: TypeError: "),
         ("several_labels", "since the loss is cross-entropy"),
         ("triples", "has tuple as sample 0, and not (tensor, label)"),
         ("pictures", "has a str in sample 0: make a tensor of it"),
