@@ -10,7 +10,8 @@ measure   compares on two hosts of `hvdtrain hosts`, which the script makes and 
 page      prints the page in Markdown, from what is in OUT
 
 Each host has one core. So two hosts can be made of a machine with two cores. `predict` and `measure` need a machine
-that does nothing else. What OUT already has is not made again. Name models to make only these.
+that does nothing else. What OUT already has is not made again. Name models to make only these. `--links` and
+`--batches` measure only some cells.
 """
 
 import argparse
@@ -93,7 +94,8 @@ def compare_words(name: str, batch: int) -> list[str]:
     words = ["compare", "-H", hosts, *MODELS[name].words, "--batch-size", str(2 * batch)]
     # Without these the search would try more settings, which takes some minutes longer.
     words += ["--wire", "zmq", "--ring-transport", "gloo", "--wait-for", "step", "--bucket-mb", "4"]
-    return [*words, "--modes", f"single,{MODES}", "--repeats", "5"]
+    words += ["--modes", f"single,{MODES}", "--repeats", "5"]
+    return [*words, "--sprint", "1s", "--trainings", "0"]
 
 
 def predict(names: Sequence[str], out: Path) -> None:
@@ -107,11 +109,11 @@ def predict(names: Sequence[str], out: Path) -> None:
                 hvdtrain(*predict_words(str(calibration), batch), "--json", str(file))
 
 
-def measure(names: Sequence[str], out: Path) -> None:
-    for link in MEASURED_LINKS:
+def measure(names: Sequence[str], out: Path, links: Sequence[str], batches: Sequence[int]) -> None:
+    for link in links:
         with two_hosts(PREFIX, link):
             for name in names:
-                for batch in BATCHES:
+                for batch in batches:
                     folder = out / f"{name}-{batch}-{link}"
                     if not (folder / "verdict.json").exists():
                         hvdtrain(*compare_words(name, batch), "--out", str(folder))
@@ -267,6 +269,8 @@ def main() -> None:
     parser.add_argument("part", choices=["predict", "measure", "page"])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"Of {', '.join(MODELS)}; all.")
     parser.add_argument("--out", type=Path, default=Path("gallery"))
+    parser.add_argument("--links", nargs="+", choices=MEASURED_LINKS, default=MEASURED_LINKS)
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=BATCHES)
     asked = parser.parse_args()
     unknown = set(asked.models) - MODELS.keys()
     if unknown:
@@ -276,8 +280,10 @@ def main() -> None:
     if asked.part == "page":
         print(page(names, asked.out), end="")
         return
-    part = predict if asked.part == "predict" else measure
-    part(names, asked.out)
+    if asked.part == "predict":
+        predict(names, asked.out)
+        return
+    measure(names, asked.out, asked.links, asked.batches)
 
 
 if __name__ == "__main__":
