@@ -134,8 +134,8 @@ def report(
 
     The table compares modes, numbers of workers and numbers of servers. Runs with the same repeat
     number form a pair, and an answer needs five pairs. With --decide-by target the times to the
-    target are compared instead of samples/s. Each combination of model, global batch, learning rate
-    and --slow has a separate answer. (Learning rates that `compare` has searched for may differ.)
+    target are compared instead of samples/s. Each combination of model, global batch and --slow has
+    a separate answer. Within it learning rates have to be equal, unless `compare` searched for them.
 
     Runs that differ in anything else that has to be equal for a fair comparison (data, hosts and
     their cores, hardware, versions, the samples of a repeat …) are refused, and the field is named.

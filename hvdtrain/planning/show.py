@@ -12,7 +12,7 @@ from hvdtrain.base.console import Console
 from hvdtrain.base.modes import ONE_MACHINE
 from hvdtrain.planning.predict import MOST_GBIT, Row, is_lone
 from hvdtrain.reporting import plot_style
-from hvdtrain.reporting.table import Table, rich_table, words_table
+from hvdtrain.reporting.table import Table, print_table, words_table
 
 # Where the output is no terminal.
 WIDTH = 160
@@ -41,7 +41,7 @@ def table_of(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def show(table: Table) -> None:
-    Console(WIDTH).print(rich_table(table))
+    print_table(Console(WIDTH), table)
 
 
 def seconds(value: float) -> str:

@@ -23,7 +23,7 @@ from hvdtrain.reporting.page import Plot
 from hvdtrain.reporting.reference_tables import build_table, load_preset
 from hvdtrain.reporting.results import Row, cost_table, result_rows
 from hvdtrain.reporting.subject import links_words, pushes_words, subject
-from hvdtrain.reporting.table import Table, markdown, rich_table, words_table
+from hvdtrain.reporting.table import Table, markdown, print_table, words_table
 from hvdtrain.runs.read import Run, display_names, finished_by_kind
 
 if TYPE_CHECKING:
@@ -114,14 +114,14 @@ class Content:
 
         console = console or Console(1000)
         if self.reference:
-            console.print(rich_table(self.reference))
+            print_table(console, self.reference)
             console.print("\n" + "\n".join(self.reference.notes), soft_wrap=not console.is_terminal)
         if len(self.comparisons) > 1:
             console.print(self.title, soft_wrap=True)
         for number, (compared, answer) in enumerate(self.answered, 1):
             if compared.title:
                 console.print(f"\n{compared.title}", style="bold")
-            console.print(rich_table(figures.table(answer.data)))
+            print_table(console, figures.table(answer.data))
             has_servers = any(kind.servers for kind in compared.by_kind)
             note = _SIZES_NOTE + _MEANS_NOTE if has_servers else _MEANS_NOTE
             beside = answer.data["beside"]

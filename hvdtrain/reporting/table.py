@@ -11,9 +11,12 @@ from hvdtrain.reporting.page import plain
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+    from hvdtrain.base.console import Console
 
 # Characters of a cell on a terminal. What is longer is a sentence, and stands on the left.
 LONGEST_FIGURE = 40
+# The width of a terminal on which every table fits.
+_UNLIMITED = 10_000
 # A spreadsheet takes a text that starts with one of these for a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -92,8 +95,19 @@ def _with_detail(cell: Cell) -> str:
     return f"{cell.text} ({cell.detail})" if cell.detail else cell.text
 
 
-def rich_table(table: Table) -> "RichTable":
-    """Returns the table for a terminal, without notes."""
+def print_table(console: "Console", table: Table) -> None:
+    """Prints the table without notes. On a narrow terminal lines are broken, but no figures."""
+    from rich.measure import Measurement
+
+    shown = _rich_table(table)
+    unlimited = console.options.update(width=_UNLIMITED)
+    least = Measurement.get(console, unlimited, shown).minimum
+    if least > console.width:
+        shown.width = least
+    console.print(shown, crop=False)
+
+
+def _rich_table(table: Table) -> "RichTable":
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -92,6 +92,8 @@ def predict_words(calibration: str, batch: int) -> list[str]:
 def compare_words(name: str, batch: int) -> list[str]:
     hosts = f"{PREFIX}1:1,{PREFIX}2:1"
     words = ["compare", "-H", hosts, *MODELS[name].words, "--batch-size", str(2 * batch)]
+    # Predictions choose fp16 for nearly every cell that can be measured.
+    words += ["--compression", "fp16"]
     # Without these the search would try more settings, which takes some minutes longer.
     words += ["--wire", "zmq", "--ring-transport", "gloo", "--wait-for", "step", "--bucket-mb", "4"]
     words += ["--modes", f"single,{MODES}", "--repeats", "5"]

@@ -24,6 +24,7 @@ from hvdtrain.comparing.report_command import report
 from hvdtrain.reporting import check_out, page, plots
 from hvdtrain.reporting.answer import reach_answer
 from hvdtrain.reporting.content import collect
+from hvdtrain.reporting.table import print_table, words_table
 from hvdtrain.runs.read import find_runs, load_run
 
 PLOTS = {"ratios", "step-time", "learning"}  # of workers as many in all modes
@@ -491,3 +492,14 @@ def test_a_run_that_ended_without_a_worker_says_what_became_of_it(tmp_path, ende
     )
     found = load_run(write(tmp_path, "ps-async", 2, 0, membership=lives, lost_workers=lost)).problem
     assert found.startswith(f"it finished without {problem}") if problem else found == ""
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_on_a_narrow_terminal_no_figure_is_broken(width):
+    rows = [["allreduce ×2", "969 (820–1,163)", "1.00"], ["one process, 2 cores", "1,394", "1.44"]]
+    shown = io.StringIO()
+    print_table(
+        Console(file=shown, width=width), words_table("", ["", "samples/s", "× ring"], rows)
+    )
+    for row in rows:
+        assert any(all(text in line for text in row) for line in shown.getvalue().splitlines())

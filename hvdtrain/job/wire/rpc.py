@@ -12,6 +12,7 @@ The traps of rpc, and what is done about each:
 """
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,7 +78,10 @@ def connect(world: World, store: "Store", timeout: float, requests: Requests) ->
         **(OVER_TCP if os.environ.get("HVDTRAIN_OVER_TCP") else TRANSPORTS),
     )
     name = f"rank{world.rank}"
-    rpc.init_rpc(name, rank=world.rank, world_size=world.size, rpc_backend_options=options)
+    with warnings.catch_warnings():
+        # init_rpc itself gathers objects in a way that torch has deprecated.
+        warnings.filterwarnings("ignore", message="You are using a Backend")
+        rpc.init_rpc(name, rank=world.rank, world_size=world.size, rpc_backend_options=options)
     return Rpc(requests)
 
 

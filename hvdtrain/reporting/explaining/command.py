@@ -46,8 +46,8 @@ def explain(
     - they wait for it for at least a tenth of the time of its steps.
 
     In asynchronous modes nobody waits: then it counts how long the others would wait in lockstep.
-    What a run without the straggler would have done is limited by the hosts' cores in ps-async and
-    ps-ssp. In other modes the estimate is too high if the workers share cores. The file of --json
+    In these modes the estimate without the straggler is never more than the hosts' cores allow. In
+    other modes it is too high if the workers share cores. The file of --json
     has an object, or a list for several runs: `straggler` (a rank, or null), `waited_s` by rank
     (null where workers are not in step and none is a straggler); `absent_s`: when a rank that was
     lost or left was away; `left_out`: lost ranks with too few steps to explain; `parts` of a step

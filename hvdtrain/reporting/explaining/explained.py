@@ -19,7 +19,7 @@ from hvdtrain.reporting.explaining.account import (
 from hvdtrain.reporting.explaining.straggler import Straggler, find_straggler, waited_for
 from hvdtrain.reporting.explaining.timeline import COMPUTED, WAITED, Timeline, read_timeline
 from hvdtrain.reporting.explaining.what_if import what_if
-from hvdtrain.reporting.table import Table, rich_table, words_table
+from hvdtrain.reporting.table import Table, print_table, words_table
 from hvdtrain.runs.membership_log import LEFT
 from hvdtrain.runs.read import Run, load_run, resumed_otherwise
 
@@ -89,8 +89,8 @@ class Explained:
         console.print(f"{self.title}, {speed:,.0f} samples/s", style="bold")
         for line in self._sentences():
             console.print(line)
-        console.print(rich_table(self._table_of_ranks()))
-        console.print(rich_table(self._table_of_parts()))
+        print_table(console, self._table_of_ranks())
+        print_table(console, self._table_of_parts())
         parts_of_round = self.parts_of_round
         if parts_of_round:
             parts = [

@@ -192,9 +192,9 @@ def bench(
     repeats a push and pull 200 times, and reports the time of one: use it with small sizes. In each
     repeat every backend runs twice, to warm up and then timed. The order of the backends changes
     from repeat to repeat. Meanwhile the processes of the other backends are paused, and keep their
-    memory. The table has the median, the range, and GB/s: all workers' bytes over median seconds, where a push and pull
-    counts the vector once though it moves both ways; and the processor time for each push and the
-    peak memory of all servers together.
+    memory. The table has the median and the range of the time, the processor time of all servers
+    for each push, and their peak memory together. GB/s is the bytes of all workers divided by the
+    median time. A push and pull counts the vector once, although it travels both ways.
     """
     carried = {op: [backend for backend in BACKENDS[op] if backend in backends] for op in ops}
     if not any(carried.values()):
@@ -382,7 +382,7 @@ def _figures(measured: Measured, size: int, workers: int, times: int) -> dict[st
 
 def _show(rows: Sequence[Row]) -> None:
     from hvdtrain.base.console import Console
-    from hvdtrain.reporting.table import rich_table, words_table
+    from hvdtrain.reporting.table import print_table, words_table
 
     headings = [
         "",
@@ -413,7 +413,7 @@ def _show(rows: Sequence[Row]) -> None:
             ]
         )
     console = Console(200)
-    console.print(rich_table(words_table("", headings, lines)))
+    print_table(console, words_table("", headings, lines))
     hosts = set(itertools.chain.from_iterable(row["hosts"] for row in rows))
     names = sorted({host.split(":")[0] for host in hosts})
     console.print(

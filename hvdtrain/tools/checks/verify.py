@@ -144,9 +144,9 @@ def verify(
     hvdtrain verify --modes allreduce,ps-sync -H node1:3,node2:3
     hvdtrain verify --script train.py -n 2 -- --my-option 3
 
-    Trains a small VGG, or your model, for a few steps as one process on the global batch, and in
-    each mode on each number of workers, with momentum and with Adam, and compares the final weights
-    and the samples seen. A difference is given relative to how far training moved the weights. The
+    Trains a small VGG, or your model, for a few steps: as one process on the global batch, and in
+    each mode with each number of workers. Does this with momentum and with Adam. Then compares the
+    final weights and the samples seen. A difference is given relative to how far training moved the weights. The
     gradients of ReLU and max pooling jump, so that they would amplify the rounding differences
     between processors: the VGG has ELU and average pooling in their place. Some batches cannot be
     cut evenly. There are two servers with many buckets. ps-ssp is checked without staleness. Exit
