@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 # Characters of a cell on a terminal. What is longer is a sentence, and stands on the left.
 LONGEST_FIGURE = 40
-# The width of a terminal on which every table fits.
-_UNLIMITED = 10_000
 # A spreadsheet takes a text that starts with one of these for a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -97,14 +95,7 @@ def _with_detail(cell: Cell) -> str:
 
 def print_table(console: "Console", table: Table) -> None:
     """Prints the table without notes. On a narrow terminal lines are broken, but no figures."""
-    from rich.measure import Measurement
-
-    shown = _rich_table(table)
-    unlimited = console.options.update(width=_UNLIMITED)
-    least = Measurement.get(console, unlimited, shown).minimum
-    if least > console.width:
-        shown.width = least
-    console.print(shown, crop=False)
+    console.print(_rich_table(table), crop=False)
 
 
 def _rich_table(table: Table) -> "RichTable":
@@ -119,15 +110,20 @@ def _rich_table(table: Table) -> "RichTable":
         show_edge=False,
         title_justify="left",
     )
-    shown.add_column(Text(table.corner), no_wrap=True)
+    longest_label = max((len(label) for label, _ in table.rows), default=0)
+    shown.add_column(Text(table.corner), no_wrap=True, min_width=longest_label)
     for number, heading in enumerate(table.headings):
-        longest = max((len(cells[number].text) for _, cells in table.rows), default=0)
-        justify: Literal["left", "right"] = "left" if longest > LONGEST_FIGURE else "right"
-        shown.add_column(Text(heading), justify=justify, overflow="fold")
+        texts = [cells[number].text for _, cells in table.rows]
+        is_sentence = max(map(len, texts), default=0) > LONGEST_FIGURE
+        justify: Literal["left", "right"] = "left" if is_sentence else "right"
+        details = [cells[number].detail for _, cells in table.rows]
+        words = " ".join([heading, *texts, *(f"({detail})" for detail in details)]).split()
+        widest = max(map(len, words), default=0)
+        shown.add_column(Text(heading), justify=justify, overflow="fold", min_width=widest)
     for label, cells in table.rows:
-        texts = []
+        shown_cells = []
         for cell in cells:
             detail = f" ({cell.detail})" if cell.detail else ""
-            texts.append(Text(cell.text).append(detail, style="dim"))
-        shown.add_row(Text(label), *texts)
+            shown_cells.append(Text(cell.text).append(detail, style="dim"))
+        shown.add_row(Text(label), *shown_cells)
     return shown

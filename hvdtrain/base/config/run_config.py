@@ -330,8 +330,8 @@ class RunConfig:
     bucket_mb: float = option(
         4.0,
         "MiB (2^20 bytes) of weights in a bucket. A bucket is one message to or from a server; in a "
-        "ring it is averaged as one (ddp has torch's own buckets). Buckets for servers have at most 16 MiB divided by the number of "
-        "workers. This limit is never below 0.5 MiB.",
+        "ring it is averaged as one (ddp has torch's own buckets). Buckets for servers have at most "
+        "16 MiB divided by the number of workers. This limit is never below 0.5 MiB.",
         click.FloatRange(0, 32, True),
     )
     record: bool = option(
