@@ -48,4 +48,8 @@ if(TARGET gloo)
     get_target_property(_gloo gloo SOURCE_DIR)
     set_source_files_properties(${_gloo}/allreduce.cc
         TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    if(USE_AVX)
+        # It adds up float16 by AVX. Gloo's list of sources has left it out.
+        target_sources(gloo PRIVATE ${_gloo}/math.cc)
+    endif()
 endif()

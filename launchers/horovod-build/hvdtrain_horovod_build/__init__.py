@@ -57,11 +57,24 @@ def main() -> None:
             sys.exit(
                 "set HOROVOD_GPU_OPERATIONS=NCCL: the other HOROVOD_GPU_ variables are not enough here"
             )
-        args += CONFIGURE + (cuda.configure(home) if home else NO_CUDA)
+        args += CONFIGURE + vector_units() + (cuda.configure(home) if home else NO_CUDA)
     from cmake import CMAKE_BIN_DIR
 
     cmake = os.path.join(CMAKE_BIN_DIR, "cmake")
     os.execv(cmake, [cmake, *args])
+
+
+def vector_units() -> list[str]:
+    """Return what lets Gloo add up numbers of 16 bits by AVX, where this processor can.
+
+    Without it Gloo converts them one by one: two ranks on one machine took 128 ms for 16 MiB of them, and 16 ms for
+    16 MiB of float32. Horovod's CMakeLists asks this processor in the same way which instructions to compile for.
+    """
+    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+    if not {"avx", "f16c"} <= words:
+        return []
+    # Gloo's math.h does not include the file in which USE_AVX is noted.
+    return ["-DUSE_AVX=ON", "-DCMAKE_CXX_FLAGS=-DGLOO_USE_AVX=1"]
 
 
 def check_tools() -> None:
