@@ -15,6 +15,7 @@ that does nothing else. What OUT already has is not made again. Name models to m
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -133,28 +134,51 @@ class Cell(NamedTuple):
     sides: Sequence[str]
 
 
-def measured_cell(folder: Path) -> Cell | None:
-    """The answer of a comparison; None if it was not made."""
+class Measured(NamedTuple):
+    """What a comparison has measured.
+
+    Attributes:
+        answer: its answer.
+        rates: samples/s of the fastest contender of each of SIDES: the mean, the lowest and the
+            highest; None if the side has none.
+    """
+
+    answer: str
+    rates: dict[str, tuple[float, float, float] | None]
+
+
+def measured(folder: Path) -> Measured | None:
+    """What a comparison has measured; None if it was not made."""
     file = folder / "verdict.json"
     if not file.exists():
         return None
     verdict = json.loads(file.read_text(encoding="utf-8"))
     answer = "ONE" if verdict["answer"] == "ONE MACHINE" else verdict["answer"]
-    sides = []
-    for family in SIDES.values():
+    rates = {}
+    for side, family in SIDES.items():
         of_side = [row for row in verdict["runs"] if row["family"] == family]
         timed = [row for row in of_side if row["samples_per_s"]]
         fastest = max(timed, key=itemgetter("samples_per_s"), default=None)
-        figures = fastest and itemgetter("samples_per_s", "least", "most")(fastest)
-        sides.append(f"**{in_words(*figures)}**" if figures else "–")
-    return Cell(f"**{answer}**", sides)
+        rates[side] = fastest and itemgetter("samples_per_s", "least", "most")(fastest)
+    return Measured(answer, rates)
+
+
+def measured_cell(found: Measured) -> Cell:
+    sides = [f"**{in_words(*rate)}**" if rate else "–" for rate in found.rates.values()]
+    return Cell(f"**{found.answer}**", sides)
+
+
+def predicted_rate(place: dict[str, Any], side: str) -> tuple[float, float, float]:
+    """Samples/s of a side, with the interval."""
+    middle, low, high = (place[f"{side}_samples_per_s{end}"] for end in ("", "_low", "_high"))
+    return middle, low, high
 
 
 def predicted_cell(place: dict[str, Any]) -> Cell:
     sides = []
     for side in SIDES:
-        figures = [place[f"{side}_samples_per_s{end}"] for end in ("", "_low", "_high")]
-        sides.append(in_words(*figures) if figures[0] else "–")
+        rate = predicted_rate(place, side)
+        sides.append(in_words(*rate) if rate[0] else "–")
     if place["not_validated"]:
         likely = [name for key, name in SHORT.items() if place[key] >= show.SURE]
         return Cell("".join(f"{name}?" for name in likely) or "?", sides)
@@ -170,19 +194,43 @@ def rate_in_words(samples_per_s: float) -> str:
     return f"{samples_per_s:,.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
 
 
-def cells(name: str, batch: int, out: Path) -> dict[tuple[int, str], Cell]:
-    """The answers for a model and batch, by hosts and link."""
+def places(name: str, batch: int, out: Path) -> dict[tuple[int, str], dict[str, Any]]:
+    """The predictions for a model and batch, by hosts and link."""
     predicted = json.loads((out / f"{name}-{batch}-predicted.json").read_text(encoding="utf-8"))
     link_of = {gbit: link for link, gbit in LINKS.items()}
-    found = {}
-    for place in predicted["map"]:
-        at = place["hosts"], link_of[place["bandwidth_gbit"]]
-        found[at] = predicted_cell(place)
+    return {(place["hosts"], link_of[place["bandwidth_gbit"]]): place for place in predicted["map"]}
+
+
+def cells(name: str, batch: int, out: Path) -> dict[tuple[int, str], Cell]:
+    """The answers for a model and batch, by hosts and link."""
+    of_places = places(name, batch, out)
+    answers = {at: predicted_cell(place) for at, place in of_places.items()}
     for link in MEASURED_LINKS:
-        measured = measured_cell(out / f"{name}-{batch}-{link}")
-        if measured:
-            found[2, link] = measured
-    return found
+        found = measured(out / f"{name}-{batch}-{link}")
+        if found:
+            answers[2, link] = measured_cell(found)
+    return answers
+
+
+def measured_beside_predicted(names: Sequence[str], out: Path) -> list[str]:
+    """The lines of a table of the cells that were measured, which are also predicted."""
+    rows = []
+    for name, batch, link in itertools.product(names, BATCHES, MEASURED_LINKS):
+        found = measured(out / f"{name}-{batch}-{link}")
+        if not found:
+            continue
+        place = places(name, batch, out)[2, link]
+        row = [f"`{name}`", str(batch), link, found.answer, predicted_cell(place).short]
+        for side, rate in found.rates.items():
+            middle, low, high = predicted_rate(place, side)
+            if not rate:
+                row.append("–")
+                continue
+            ratio = f"{middle / rate[0]:.2f}"
+            row.append(ratio if low <= rate[0] <= high else f"{ratio}, outside")
+        rows.append(row)
+    headings = ["model", "batch", "link", "measured", "predicted", *SIDES.values()]
+    return ["", BESIDE, "", *table(headings, rows)] if rows else []
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -191,8 +239,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def page(names: Sequence[str], out: Path) -> str:
-    places = [(hosts, link) for hosts in HOSTS for link in LINKS]
-    headings = ["model, MB of weights", "batch", *(f"{n} × {link}" for n, link in places)]
+    every = [(hosts, link) for hosts in HOSTS for link in LINKS]
+    headings = ["model, MB of weights", "batch", *(f"{n} × {link}" for n, link in every)]
     overview = []
     details = []
     for name in names:
@@ -201,7 +249,7 @@ def page(names: Sequence[str], out: Path) -> str:
         lines = []
         for batch in BATCHES:
             of_batch = cells(name, batch, out)
-            shorts = [of_batch[place].short for place in places]
+            shorts = [of_batch[at].short for at in every]
             overview.append([f"`{name}`, {megabytes:,.3g}", str(batch), *shorts])
             for (hosts, link), cell in of_batch.items():
                 lines.append([str(batch), str(hosts), link, cell.short, *cell.sides])
@@ -219,10 +267,10 @@ def page(names: Sequence[str], out: Path) -> str:
             *table(columns, sorted(lines, key=lambda line: [int(line[0]), int(line[1])])),
         ]
     made = [datetime.fromtimestamp((out / f"{name}.json").stat().st_mtime, UTC) for name in names]
-    has_measured = any(short.startswith("**") for line in overview for short in line)
-    measured = MEASURED if has_measured else ""
-    intro = INTRODUCTION.format(date=f"{max(made):%d %B %Y}".lstrip("0"), measured=measured)
-    return "\n".join([intro, *table(headings, overview), "", DETAILS, *details, ""])
+    beside = measured_beside_predicted(names, out)
+    legend = MEASURED if beside else ""
+    intro = INTRODUCTION.format(date=f"{max(made):%d %B %Y}".lstrip("0"), measured=legend)
+    return "\n".join([intro, *table(headings, overview), *beside, "", DETAILS, *details, ""])
 
 
 def commands(name: str) -> list[str]:
@@ -256,6 +304,12 @@ MEASURED = (
     "| **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer; figures are "
     "the mean of five repeats, the lowest and the highest |\n"
 )
+BESIDE = """\
+## Measured beside predicted
+
+The cells that were measured. The last three columns have the predicted samples/s of a side divided by the measured
+samples/s; `outside`: the measured mean is not in the predicted interval. The comparisons send fp16, as nearly all
+predictions for these cells do."""
 DETAILS = """\
 ## Samples/s and commands
 
