@@ -245,7 +245,7 @@ class _RunningSearch:
     def run(self) -> int:
         """Does all rounds, and notes which settings stay.
 
-        Nothing is noted of a setting whose sprint failed: a later search tries it again.
+        A setting that was asked for and whose first sprint failed is tried again by a later search.
 
         Returns:
             How many rounds there were.

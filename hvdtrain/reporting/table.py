@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Characters of a cell on a terminal. What is longer is a sentence, and stands on the left.
 LONGEST_FIGURE = 40
+# Characters between two columns on a terminal: the padding of one, and the line beside it.
+_AROUND_COLUMN = 2
 # A spreadsheet takes a text that starts with one of these for a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -94,8 +96,16 @@ def _with_detail(cell: Cell) -> str:
 
 
 def print_table(console: "Console", table: Table) -> None:
-    """Prints the table without notes. On a narrow terminal lines are broken, but no figures."""
-    console.print(_rich_table(table), crop=False)
+    """Prints the table without notes.
+
+    On a terminal that is too narrow for the longest word of each column, the table is as wide as
+    these words, and the terminal breaks its lines.
+    """
+    shown = _rich_table(table)
+    least = sum((column.min_width or 0) + _AROUND_COLUMN for column in shown.columns)
+    if least > console.width:
+        shown.width = least
+    console.print(shown, crop=False)
 
 
 def _rich_table(table: Table) -> "RichTable":

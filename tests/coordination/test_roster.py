@@ -11,7 +11,9 @@ from torch.futures import Future
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.place import World
 from hvdtrain.job.coordination import server_group
+from hvdtrain.job.coordination.roster import Roster
 from hvdtrain.job.coordination.server_group import ServerGroup
+from hvdtrain.job.wire.messages import UNLIKE
 from hvdtrain.job.wire.requests import WATCH, Requests
 from hvdtrain.job.wire.zeromq import ZeroMQ
 
@@ -181,3 +183,16 @@ def test_all_get_the_same_sums_in_whatever_order_they_come_or_go(workers, sums, 
     for worker in at:
         counted = totals[worker].wait().tolist()
         assert all(counted[other] for other in at)
+
+
+@pytest.mark.parametrize(
+    ("other", "as_rows"), [(torch.ones(2), False), (torch.ones(1), True)], ids=["shapes", "kinds"]
+)
+def test_workers_that_give_what_cannot_be_added_up_are_all_told(other, as_rows):
+    roster = Roster(2)
+    assert roster.add(0, 1, torch.ones(1)) == {}
+    answers = roster.add(1, 1, other, as_rows)
+    assert set(answers) == {(1, 0), (1, 1)}
+    assert all(str(answer) == UNLIKE for answer in answers.values())
+    roster.add(0, 2, torch.ones(1))
+    assert roster.add(1, 2, torch.ones(1))[2, 0].item() == 2

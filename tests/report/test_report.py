@@ -494,7 +494,7 @@ def test_a_run_that_ended_without_a_worker_says_what_became_of_it(tmp_path, ende
     assert found.startswith(f"it finished without {problem}") if problem else found == ""
 
 
-@pytest.mark.parametrize("width", [30, 40, 200])
+@pytest.mark.parametrize("width", [10, 30, 40, 200])
 def test_on_a_narrow_terminal_no_figure_is_broken(width):
     rows = [["allreduce ×2", "969 (820–1,163)", "1.00"], ["one process, 2 cores", "1,394", "1.44"]]
     shown = io.StringIO()

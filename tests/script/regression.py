@@ -106,6 +106,8 @@ while taken < steps:
         if args.fault == "second" and taken == 2:
             loss.backward(retain_graph=True)
         loss.backward()
+        if args.often:
+            job.mean(loss)
         if args.synchronize:
             optimizer.synchronize()
             nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], 0.1)
@@ -122,6 +124,8 @@ while taken < steps:
             job.sum(torch.ones(1 + job.rank))
         if args.often:
             job.mean(loss)
+        if args.fault == "last" and taken == steps and job.is_first:
+            job.gather(1)
         if args.fault == "ends" and not job.is_first and time.monotonic() > began + 1.5:
             steps = taken
     if args.report:

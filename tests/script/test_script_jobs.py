@@ -141,6 +141,7 @@ FAULTS = [
     ("second", 2, "had a second gradient before step"),
     ("lonely", 2, "after 2 steps worker 0 waits in a function of the job"),
     ("shapes", 2, "the workers came together with values of different shapes"),
+    ("last", 2, "worker 1 has ended after 8 steps, and this worker waits for it in a function"),
 ]
 
 
@@ -205,3 +206,4 @@ def test_a_sprint_stops_a_script_between_two_steps(tmp_path, mode, options, word
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["samples_per_s"] > 0 and summary["steps"] >= 5
     assert summary["wall_s"] > 0.2 and adds_up(summary)  # the step that ends it is foreseen
+    assert all(seconds >= 0 for seconds in summary["step_seconds"].values())

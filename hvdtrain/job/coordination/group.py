@@ -10,12 +10,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-UNLIKE = (
-    "the workers came together with values of different shapes: all call the same functions of the "
-    "job in the same order"
-)
-
-
 class Group(ABC):
     """The workers as a group, which agrees on small values between steps.
 
@@ -65,6 +59,9 @@ class Group(ABC):
         """Returns the elementwise sum over the workers of a small CPU tensor, on every worker.
 
         This is a barrier too.
+
+        Raises:
+            Failure: the workers gave values of different shapes.
         """
         return self.sum_later(values)()
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvdtrain.base.errors import Failure
-from hvdtrain.job.coordination.group import UNLIKE
-from hvdtrain.job.wire.messages import refuse_if
+from hvdtrain.job.wire.messages import UNLIKE, refuse_if
 
 Answers = dict[Any, Any]  # by waiter: see Roster
 
@@ -64,7 +63,7 @@ class Roster:
         next: the number of the next worker that joins.
         summands: of each sum, the summands by worker.
         sums: the sums that are done, of late.
-        kept_as_rows: the sums whose summands are not added up.
+        kinds: of each sum, whether workers asked for the summands as rows.
         point: where the last round was opened for joining.
         is_open: whether the round that began at the point lets workers join: its sum is not done.
         joining: the process and endpoint of each worker that wants to join.
@@ -86,7 +85,7 @@ class Roster:
     next: int = field(init=False)
     summands: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    kept_as_rows: set[int] = field(default_factory=set)
+    kinds: dict[int, set[bool]] = field(default_factory=dict)
     point: JoinPoint | None = None
     is_open: bool = False
     joining: list[tuple[int, str]] = field(default_factory=list)
@@ -105,7 +104,8 @@ class Roster:
         self.next = self.workers
 
     def add(self, worker: int, number: int, values: torch.Tensor, as_rows: bool = False) -> Answers:
-        """Takes a worker's summand. The answers are the sum, of the same shape and dtype.
+        """Takes a worker's summand. The answers are the sum, of the same shape and dtype, or a
+        Failure if the workers have given summands of different shapes or kinds.
 
         Summands are added in the order of the workers, so that the same summands give the same
         bits. A summand that comes again, since its worker has waited for long, counts once.
@@ -125,8 +125,7 @@ class Roster:
         self.sums.pop(number - 4, None)
         if number in self.sums:
             return {(number, worker): self.sums[number]}
-        if as_rows:
-            self.kept_as_rows.add(number)
+        self.kinds.setdefault(number, set()).add(as_rows)
         self.summands.setdefault(number, {})[worker] = values
         return self._finish(number)
 
@@ -189,6 +188,7 @@ class Roster:
         if not self.present and self.point:
             # Nobody knows what was decided since the last round was opened: it begins again.
             self.summands.clear()
+            self.kinds.clear()
             self.sums.clear()
             self.is_open = True
         answers: Answers = {}
@@ -244,7 +244,7 @@ class Roster:
     def _finish(self, number: int) -> Answers:
         """Does a sum that waits for nobody any more; returns it for each worker in it.
 
-        If the summands have different shapes, the answer to each worker is a Failure.
+        If the summands have different shapes or kinds, the answer to each worker is a Failure.
         """
         summands = self.summands[number]
         if not self.present <= summands.keys():
@@ -252,11 +252,11 @@ class Roster:
         del self.summands[number]
         if self.point and number > self.point.sums:
             self.is_open = False
+        kinds = self.kinds.pop(number)
         shapes = {values.shape for values in summands.values()}
-        if len(shapes) > 1:
+        if len(shapes) > 1 or len(kinds) > 1:
             refused = Failure(UNLIKE)
             return {(number, worker): refused for worker in summands}
         rows = torch.stack([summands[worker] for worker in sorted(summands)])
-        self.sums[number] = rows if number in self.kept_as_rows else rows.sum(0)
-        self.kept_as_rows.discard(number)
+        self.sums[number] = rows if True in kinds else rows.sum(0)
         return {(number, worker): self.sums[number] for worker in summands}

@@ -10,8 +10,9 @@ from torch.distributed import Store
 
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.place import World
-from hvdtrain.job.coordination.group import UNLIKE, Group
+from hvdtrain.job.coordination.group import Group
 from hvdtrain.job.wire.heartbeat import wait_for_ranks, while_served
+from hvdtrain.job.wire.messages import UNLIKE
 from hvdtrain.job.wire.rendezvous import leave
 
 
@@ -54,7 +55,8 @@ class StoreGroup(Group):
         """Gives values to the others.
 
         Returns:
-            A function that waits for the others and returns [workers, *values.shape].
+            A function that waits for the others and returns [workers, *values.shape]. It raises
+            Failure if another worker gave values of another size.
         """
         given = values.numpy()
         keys = self._give(given.tobytes())
@@ -76,7 +78,11 @@ class StoreGroup(Group):
         if not keys:
             return {0: value}
         if self.leads:
-            values = [json.loads(message) for message in self._take(keys)]
+            messages = self._take(keys)
+            try:
+                values = [json.loads(message) for message in messages]
+            except ValueError:
+                raise Failure(UNLIKE) from None
             return dict(enumerate(values))
         self._wait(keys)
         return {}

@@ -56,7 +56,7 @@ from hvdtrain.job.training.evaluation import average_buffers
 from hvdtrain.job.training.loop import Training
 from hvdtrain.job.training.progress import TrainingProgress
 from hvdtrain.job.training.saver import Saver
-from hvdtrain.job.wire.heartbeat import wait_for_ranks
+from hvdtrain.job.wire.heartbeat import wait_for_ranks, while_served
 from hvdtrain.runs.live import warm_up_s
 from hvdtrain.runs.scripts import hash_of_script
 
@@ -206,6 +206,7 @@ class WorkerSession:
         self._samplers: list[tuple[WorkerSampler, int]] = []  # each, and what was counted of it
         self._has_finished = False
         self._functions = 0  # how many functions that all workers call together were called
+        self._is_in_function = False
         self._counted = 0.0
 
     # What the script calls
@@ -390,31 +391,45 @@ class WorkerSession:
         self.steps.synchronize()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        self._wait_in_function()
-        return self.sync.group.sum(values)  # type: ignore[no-any-return]
+        with self._together():
+            return self.sync.group.sum(values)  # type: ignore[no-any-return]
 
     def gather(self, value: Any) -> list[Any]:
-        self._wait_in_function()
-        of_workers = self.sync.group.gather_to_first(value)
+        with self._together():
+            of_workers = self.sync.group.gather_to_first(value)
         return [of_workers[worker] for worker in sorted(of_workers)]
 
-    def _wait_in_function(self) -> None:
-        """Waits in a function that all workers call together, or says in lockstep that it will."""
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Has the block, a function that all workers call together, begin on all of them.
+
+        In lockstep the function itself waits for the others, and `_watch` notices if one of them
+        will not come.
+        """
         if not self.steps or self.workers == 1:
+            yield
             return
         self._functions += 1
         if self.in_lockstep:
-            waiting = f"{self._functions} {self.steps.begun}"
-            self.sync.group.store.set(_waiting_of(self.worker), waiting)
+            with while_served():
+                waiting = f"{self._functions} {self.steps.begun}"
+                self.sync.group.store.set(_waiting_of(self.worker), waiting)
+        self._is_in_function = True
         self.steps.wait_in_function()
+        yield
+        self._is_in_function = False
 
     def average_buffers(self) -> None:
-        self._wait_in_function()
-        average_buffers(nn.ModuleList(self._models), self.sync)
+        with self._together():
+            average_buffers(nn.ModuleList(self._models), self.sync)
 
     def refresh(self) -> None:
-        if self.steps:
-            self._wait_in_function()
+        if not self.steps:
+            return
+        if self.in_lockstep:  # where it mostly waits for nobody
+            self.sync.refresh()
+            return
+        with self._together():
             self.sync.refresh()
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
@@ -443,7 +458,12 @@ class WorkerSession:
         return counted
 
     def report(self, figures: dict[str, float]) -> None:
-        if self.steps:
+        if not self.steps:
+            return
+        if not self.steps.may_stop_at(figures):
+            self.steps.report(figures)
+            return
+        with self._together():
             self.steps.report(figures)
 
     def finish(self) -> None:
@@ -478,11 +498,12 @@ class WorkerSession:
         if not self.in_lockstep or self.workers == 1:
             return
         store = self.sync.group.store
-        store.set(_end_of(self.worker), str(self.steps.taken))
+        with while_served():
+            store.set(_end_of(self.worker), f"{self._functions} {self.steps.taken}")
         first = self.job.world.servers
         keys = {first + worker: _end_of(worker) for worker in range(self.workers)}
         wait_for_ranks(store, keys, self.job.config.timeout, self.job.world.rank)
-        taken = [int(store.get(key)) for key in keys.values()]
+        taken = [_read_pair(store, key)[1] for key in keys.values()]
         if len(set(taken)) > 1:
             raise Failure(_unequal(taken.index(min(taken)), min(taken), max(taken)))
 
@@ -500,17 +521,24 @@ class WorkerSession:
                         end_process(f"rank {self.job.world.rank} failed: {why}")
 
     def _why_left_alone(self, store: Store, worker: int) -> str:
-        """Returns why the other worker will not take the step in which this one is; else empty."""
-        if not (self.steps and self.steps.is_within_step):
+        """Returns why another worker does not come to where this one waits; empty if it may come."""
+        if not self.steps:
+            return ""
+        end = _end_of(worker)
+        has_ended = store.check([end])
+        functions, taken = _read_pair(store, end) if has_ended else (0, 0)
+        if has_ended and self._is_in_function and functions < self._functions:
+            return _ended(worker, taken)
+        if not self.steps.is_within_step:
             return ""
         begun = self.steps.begun
-        end = _end_of(worker)
-        if store.check([end]) and int(store.get(end)) < begun:
-            return _unequal(worker, int(store.get(end)), begun)
+        if has_ended and taken < begun:
+            return _unequal(worker, taken, begun)
         waiting = _waiting_of(worker)
-        if not store.check([waiting]):
+        if isinstance(self.steps.gradients, InRounds) or not store.check([waiting]):
             return ""
-        function, begun_there = map(int, store.get(waiting).split())
+        function, begun_there = _read_pair(store, waiting)
+        # The other worker is still in that function, since this one has not called it yet.
         if begun_there < begun and function > self._functions:
             return _not_called(worker, begun_there, begun)
         return ""
@@ -680,7 +708,11 @@ def _difference(worker: int, first: dict[str, Any], own: dict[str, Any]) -> str:
 
 
 def _end_of(worker: int) -> str:
-    """Returns the key of how many steps a worker had taken when its script ended."""
+    """Returns the key of a worker whose script has ended.
+
+    Its value is how many functions that all call together it had called, and how many steps it had
+    taken.
+    """
     return f"script/ended/{worker}"
 
 
@@ -690,6 +722,19 @@ def _waiting_of(worker: int) -> str:
     Its value is the call's number, and how many steps the worker had begun.
     """
     return f"script/waiting/{worker}"
+
+
+def _read_pair(store: Store, key: str) -> tuple[int, int]:
+    """Returns the two numbers of a key's value."""
+    first, second = store.get(key).split()
+    return int(first), int(second)
+
+
+def _ended(worker: int, steps: int) -> str:
+    return (
+        f"worker {worker} has ended after {with_noun(steps, 'step')}, and this worker waits for it "
+        "in a function of the job that all workers call together, such as job.mean"
+    )
 
 
 def _not_called(worker: int, steps: int, begun: int) -> str:

@@ -205,6 +205,9 @@ class Steps:
             self.synchronize()
         self.gradients.step()
         self.clock.mark("optimizer" if self.gradients.updates_here else "comm")
+        # Before the step is counted: another thread asks for `begun`.
+        self.clock.last_gradient = None
+        self._is_between_steps = True
         self.taken += 1
         self.history.step = self.taken
         self._end_step()
@@ -230,9 +233,7 @@ class Steps:
             self.record()
         self.clock.mark("metrics")
         trace.at_step(self.taken + 1)
-        self.clock.last_gradient = None
         self._has_gone_forward = False
-        self._is_between_steps = True
         self._is_synchronized = False
 
     def record(self) -> None:
@@ -282,8 +283,8 @@ class Steps:
             The places at which workers are; in lockstep the place of this one.
 
         Raises:
-            Failure: a worker has ended, and another one waits for it in a function of the job. (In
-                a sprint the function's worker ends too.)
+            Failure: a worker has ended, and another one waits for it in a function of the job.
+                (In a sprint nothing is raised: all workers end then.)
         """
         if self.in_lockstep:
             return {place}
@@ -312,17 +313,23 @@ class Steps:
         """
         if self.in_lockstep:
             return
-        self.clock.mark("data")
+        self._mark_before_function()
         furthest = max(self._arrive(Place.FUNCTION))
         while furthest is not Place.FUNCTION:
             self._end_round(furthest)
-            self.clock.mark("data")
             furthest = max(self._arrive(Place.FUNCTION))
+
+    def _mark_before_function(self) -> None:
+        """Marks what the script has done since the last mark, also amid a step."""
+        if self.clock.last_gradient is not None:
+            self.clock.mark_last_gradient("backward")
+            self.clock.last_gradient = None
+        self.clock.mark("data")
 
     def end(self) -> None:
         """Meets the other workers when training ends on this one.
 
-        In asynchronous modes others may be stopped here: then this one is too.
+        In asynchronous modes others may be stopped here. Then `is_stopped` is set on this one too.
         """
         if self.is_stopped:
             return
@@ -362,23 +369,27 @@ class Steps:
         self.timer = Timer(self.history.wall_s)
         self.clock.start()
 
+    def may_stop_at(self, figures: Mapping[str, float]) -> bool:
+        """Returns whether training ends if these figures reach the target."""
+        config = self.config
+        return config.stop_at_target and not config.sprint and config.target_of in figures
+
     def report(self, figures: Mapping[str, float]) -> None:
         """Takes figures of quality; with --stop-at-target, after so many seconds and samples.
 
-        All workers call this together then.
+        If training may stop at them, all workers call this together.
 
         Raises:
             ScriptStopped: the first worker's figure reaches the target.
         """
         self.history.reported.update(figures)
-        config = self.config
-        if not config.stop_at_target or config.sprint or config.target_of not in figures:
+        if not self.may_stop_at(figures):
             return
+        config = self.config
         accuracy = figures.get("accuracy")
         loss = figures.get("loss")
-        self.wait_in_function()
         if not self.is_over:
-            self.clock.mark("data")
+            self._mark_before_function()
             self.meet()
         own = [self.recorder.samples, float(config.reaches_target(accuracy, loss))]
         _, rows = self.sync.group.all_gather(own)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 INLINE_BYTES = 16 * 2**10
 CONNECTION_ENDED = "its connection ended"  # why a peer is lost
 NO_ANSWER = "no answer within"  # how the reason begins where a call took too long
+UNLIKE = (
+    "the workers came together with values of different shapes: all call the same functions of the "
+    "job in the same order"
+)
 GIVEN_UP = "this worker was silent for so long that the others went on without it (see --timeout)"
 
 

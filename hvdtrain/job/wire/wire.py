@@ -24,7 +24,7 @@ from hvdtrain.base.errors import Failure
 from hvdtrain.base.world.network import WIRE_KEY
 from hvdtrain.base.world.place import World
 from hvdtrain.job.wire import heartbeat
-from hvdtrain.job.wire.messages import CONNECTION_ENDED, NO_ANSWER, no_answer
+from hvdtrain.job.wire.messages import CONNECTION_ENDED, NO_ANSWER, UNLIKE, no_answer
 from hvdtrain.job.wire.rendezvous import leave
 from hvdtrain.job.wire.requests import (
     ASKED_TO_LEAVE,
@@ -270,6 +270,8 @@ def start_again(
 
 def server_failed(rank: int, error: Exception) -> Failure:
     """Returns the failure of a call to a server that ended with this error."""
+    if UNLIKE in str(error):  # the workers' fault
+        return Failure(UNLIKE)
     return Failure(f"parameter server rank {rank} failed: {_reason(error)}")
 
 

@@ -49,7 +49,10 @@ if(TARGET gloo)
     set_source_files_properties(${_gloo}/allreduce.cc
         TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     if(USE_AVX)
-        # It adds up float16 by AVX. Gloo's list of sources has left it out.
+        # It adds up float16 by AVX. Gloo's list of sources has left it out, and the file in which USE_AVX is noted is
+        # not included where the sums are called.
         target_sources(gloo PRIVATE ${_gloo}/math.cc)
+        target_compile_definitions(gloo PUBLIC GLOO_USE_AVX=1)
+        add_compile_definitions(GLOO_USE_AVX=1)
     endif()
 endif()
