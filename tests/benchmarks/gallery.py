@@ -153,7 +153,8 @@ def measured(folder: Path) -> Measured | None:
     if not file.exists():
         return None
     verdict = json.loads(file.read_text(encoding="utf-8"))
-    answer = "ONE" if verdict["answer"] == "ONE MACHINE" else verdict["answer"]
+    short = {"ONE MACHINE": "ONE", "NOT YET KNOWN": "?"}
+    answer = short.get(verdict["answer"], verdict["answer"])
     rates = {}
     for side, family in SIDES.items():
         of_side = [row for row in verdict["runs"] if row["family"] == family]
@@ -303,13 +304,14 @@ The images are `digits`. Predictions also try gradients in fp16.
 MEASURED = (
     "| **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer; figures are "
     "the mean of five repeats, the lowest and the highest |\n"
+    "| **?** | measured: five repeats gave no answer |\n"
 )
 BESIDE = """\
 ## Measured beside predicted
 
 The cells that were measured. The last three columns have the predicted samples/s of a side divided by the measured
 samples/s; `outside`: the measured mean is not in the predicted interval. The comparisons send fp16, as nearly all
-predictions for these cells do."""
+predictions for these cells do. Models were calibrated within an hour of the comparisons, without runs (`--from`)."""
 DETAILS = """\
 ## Samples/s and commands
 
