@@ -442,7 +442,7 @@ def _run(
 
 def _how_to_go_on(job: Comparison, resume: str) -> str:
     """Returns what an interrupted comparison has, and how to go on."""
-    if not job.search_is_over:
+    if job.has_search_left:
         return f"the search before the comparison was not over: {resume} begins it again"
     return f"finished runs stay: {resume} goes on"
 

@@ -137,6 +137,13 @@ class Comparison:
             return []
         return self.progress.sprints_left(self.search.certain_sprints(self.contenders, self.state))
 
+    @property
+    def has_search_left(self) -> bool:
+        """Whether a search has settings to try, or is trying them."""
+        if not self.search or self.search_is_over:
+            return False
+        return bool(self.search.settings_to_try(self.contenders, self.state))
+
     def trials_left(self) -> list[Planned]:
         """Returns about the trainings that are to find learning rates, as far as none was found."""
         if not self.looks_for_rates:
