@@ -316,8 +316,8 @@ predictions for these cells do.
 Nearly all of these predictions are too fast. Their calibrations were made within an hour of the comparisons, but
 without runs. So they leave out what a training does beside its layers and its optimizer, which counts in small models.
 With a run of one process (`hvdtrain plan calibrate --from RUN`, a sprint of 3 s on one core), the predictions of these
-six cells were 0.87 to 1.09 times the measured samples/s of one machine, 1.13 to 1.26 of the ring, and 0.93 to 1.29 of the
-servers."""
+six cells were 0.87 to 1.09 times the measured samples/s of one machine, 1.13 to 1.26 times those of the ring, and 0.93
+to 1.29 times those of the servers."""
 DETAILS = """\
 ## Samples/s and commands
 
