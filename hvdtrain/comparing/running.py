@@ -82,7 +82,7 @@ class Comparison:
         number_of_trainings: how many whole runs of each mathematics there are.
         may_train_again: whether one more of each follows if the answer hangs on it.
         progress: which runs are done, failed or left.
-        search_is_over: whether nothing is left to search.
+        search: as given; None once it is over.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class Comparison:
         self.given = given
         kept = match(earlier, self._all_possible_runs(), folder)
         self.progress = Progress(kept, finished={run.name: run for run in earlier.values()})
-        self.search_is_over = search is None
         self._began = time.monotonic()
         self._bar: Any = None
         # What ends with the comparison.
@@ -133,14 +132,14 @@ class Comparison:
 
     def sprints_left(self) -> list[Planned]:
         """Returns the sprints that the search is sure to make, and has not made yet."""
-        if not self.search or self.search_is_over:
+        if not self.search:
             return []
         return self.progress.sprints_left(self.search.certain_sprints(self.contenders, self.state))
 
     @property
     def has_search_left(self) -> bool:
         """Whether a search has settings to try, or is trying them."""
-        if not self.search or self.search_is_over:
+        if not self.search:
             return False
         return bool(self.search.settings_to_try(self.contenders, self.state))
 
@@ -184,9 +183,7 @@ class Comparison:
     def _expected_contenders(self) -> list[Planned]:
         """Returns the contenders that are repeated, as far as the search has decided."""
         contenders = contenders_to_repeat(self.contenders, self.state)
-        if not self.search or self.search_is_over:
-            return contenders
-        return self.search.expected_to_stay(contenders, self.state)
+        return self.search.expected_to_stay(contenders, self.state) if self.search else contenders
 
     def _rounds(self, contenders: Sequence[Planned], repeats: int) -> list[list[Planned]]:
         """Returns the runs of each repeat."""
@@ -248,7 +245,7 @@ class Comparison:
         """Does the search, and after a long one writes each side's best options."""
         for line in search.run(self.contenders, self.state, self._do):
             self.console.print(line)
-        self.search_is_over = True
+        self.search = None
         if search.seconds:
             self._write_best()
 

@@ -33,7 +33,9 @@ class Kind(NamedTuple):
     """One of the configurations that are compared. Runs of the same kind are repeats.
 
     Attributes:
-        mode, workers, servers: what was started.
+        mode: the name of the mode.
+        workers: the number of workers.
+        servers: the number of servers.
         variant: the options of the mode and of its messages that are not at their defaults, as
             `zmq` or `backup 1`. For one process, first the hardware that it computed with, as
             `2 cores`, `1 of 2 cores` or `GPU`.

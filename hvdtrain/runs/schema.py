@@ -318,8 +318,14 @@ class Step(Struct, frozen=True, kw_only=True):
         time: when the step ended, in seconds of training.
         samples: how many samples the worker trained on.
         step: the number of the step.
-        data_s, forward_s, backward_s, comm_s, optimizer_s, barrier_s, lease_s, metrics_s: the
-            seconds of each part of the step; they add up to `seconds`.
+        data_s: seconds of loading data. This part and the next seven add up to `seconds`.
+        forward_s: seconds of forward.
+        backward_s: seconds of backward.
+        comm_s: seconds of waiting for other processes in the step.
+        optimizer_s: seconds of the worker's optimizer.
+        barrier_s: seconds of waiting for all workers between steps.
+        lease_s: seconds until the worker was given a share.
+        metrics_s: seconds of writing metrics.
         staleness: the mean staleness of the worker's pushes, where a server tells it.
         loss: None for a step without samples.
         hidden_optimizer_seconds: time of the optimizer beside computing, which is no part of the

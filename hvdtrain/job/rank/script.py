@@ -50,7 +50,7 @@ from hvdtrain.job.script.gradients import (
 )
 from hvdtrain.job.script.optimizer import HandedIn, take_over
 from hvdtrain.job.script.sampler import WorkerSampler
-from hvdtrain.job.script.steps import ScriptStopped, Steps
+from hvdtrain.job.script.steps import IN_FUNCTION, ScriptStopped, Steps
 from hvdtrain.job.training import device
 from hvdtrain.job.training.evaluation import average_buffers
 from hvdtrain.job.training.loop import Training
@@ -570,9 +570,9 @@ class WorkerSession:
         assert self.steps
         if self.job.config.sprint:
             self._end_sprint()
-        elif not self._has_finished:
-            self._end_training()
-        if not self.job.config.sprint:
+        else:
+            if not self._has_finished:
+                self._end_training()
             self._check_reported()
         self.progress.close()
         self.recorder.close()
@@ -733,15 +733,14 @@ def _read_pair(store: Store, key: str) -> tuple[int, int]:
 def _ended(worker: int, steps: int) -> str:
     return (
         f"worker {worker} has ended after {with_noun(steps, 'step')}, and this worker waits for it "
-        "in a function of the job that all workers call together, such as job.mean"
+        f"{IN_FUNCTION}"
     )
 
 
 def _not_called(worker: int, steps: int, begun: int) -> str:
     return (
-        f"after {with_noun(steps, 'step')} worker {worker} waits in a function of the job that all "
-        f"workers call together, such as job.mean, and this worker is at step {begun}: have all "
-        "call it after as many steps"
+        f"after {with_noun(steps, 'step')} worker {worker} waits {IN_FUNCTION}, and this worker is "
+        f"at step {begun}: have all call it after as many steps"
     )
 
 

@@ -27,6 +27,9 @@ from hvdtrain.job.training.history import History
 from hvdtrain.job.training.sprint import Sprint
 from hvdtrain.job.wire.messages import PushStatus
 
+# Where a worker waits, in messages.
+IN_FUNCTION = "in a function of the job that all workers call together, such as job.mean"
+
 
 class ScriptStopped(BaseException):
     """Ends a script between two steps, when its time or its steps are over, or it has its target.
@@ -297,7 +300,7 @@ class Steps:
             steps = with_noun(int(rows[ended, 1]), "step")
             raise Failure(
                 f"worker {workers[ended]} has ended after {steps}, and worker {waiting} waits for "
-                "it in a function of the job that all workers call together, such as job.mean"
+                f"it {IN_FUNCTION}"
             )
         return set(places)
 

@@ -67,9 +67,8 @@ def main() -> None:
 def vector_units() -> list[str]:
     """Return what lets Gloo add up numbers of 16 bits by AVX, where this processor can.
 
-    Without it Gloo converts them one by one: two ranks on one machine took 128 ms for 16 MiB of them, and 16 ms for
-    16 MiB of float32. Horovod's CMakeLists compiles for the instructions that gcc knows this processor to have, or for
-    those in HOROVOD_BUILD_ARCH_FLAGS.
+    Without it Gloo converts them one by one (measured: tests/benchmarks/README.md). Horovod's CMakeLists compiles for
+    the instructions that gcc knows this processor to have, or for those in HOROVOD_BUILD_ARCH_FLAGS.
     """
     flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS")
     if flags:
