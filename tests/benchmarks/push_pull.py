@@ -2,10 +2,11 @@
 attempt with torch's rpc and beside MXNet 1.9.1's KVStore.
 
     python tests/benchmarks/push_pull.py --bytes 553648128 --repeats 7
-    python tests/benchmarks/push_pull.py --peers memory
+    python tests/benchmarks/push_pull.py --peers memory calls
 
 One worker and one server on this machine, one peer after the other. uv makes an environment for
-MXNet. The memory's time is measured before and after hvdtrain's.
+MXNet. The memory's time is measured before and after hvdtrain's. `calls` are as many calls of
+torch's rpc as there are buckets, which carry nothing.
 """
 
 import argparse
@@ -17,9 +18,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-PEERS = ["memory", "rpc", "mxnet"]
+PEERS = ["memory", "calls", "rpc", "mxnet"]
 WARM_UP = 2
 MXNET = [
     "uv",
@@ -71,24 +74,24 @@ SLOTS = 12  # of the memory that both share: as many as may be under way
 
 def of_memory(size: int, repeats: int) -> None:
     """The same reads and writes without a message: a thread for the worker and one for the server,
-    neither of which waits for the other."""
+    neither of which waits for the other. Gradients are copied to where the server reads them, and
+    the worker copies the weights from where the server updates them."""
     import torch
 
     torch.set_num_threads(1)
     buckets = size // BUCKET
     shape = (buckets, BUCKET // 4)
     gradient, model, weights = torch.ones(shape), torch.zeros(shape), torch.zeros(shape)
-    pushed, answered = torch.ones(SLOTS, BUCKET // 4), torch.ones(SLOTS, BUCKET // 4)
+    pushed = torch.ones(SLOTS, BUCKET // 4)
 
     def work() -> None:
         for i in range(buckets):
             pushed[i % SLOTS].copy_(gradient[i])
-            model[i].copy_(answered[i % SLOTS])
+            model[i].copy_(weights[i])
 
     def serve() -> None:
         for i in range(buckets):
             weights[i].sub_(pushed[i % SLOTS], alpha=0.1)
-            answered[i % SLOTS].copy_(weights[i])
 
     def act() -> None:
         threads = [threading.Thread(target=work), threading.Thread(target=serve)]
@@ -117,6 +120,34 @@ def of_rpc(size: int, repeats: int) -> None:
 
         timed(act, repeats)
     rpc.shutdown()
+
+
+def of_calls(size: int, repeats: int) -> None:
+    """Calls of a function that does nothing, as many at a time as buckets may be under way."""
+    import torch
+    from torch.distributed import rpc
+
+    torch.set_num_threads(1)
+    role = os.environ["DMLC_ROLE"]
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=4, _transports=["ibv", "uv"])
+    rpc.init_rpc(role, rank=int(role == "worker"), world_size=2, rpc_backend_options=options)
+    if role == "worker":
+
+        def act() -> None:
+            under_way: deque[Any] = deque()
+            for _ in range(size // BUCKET):
+                if len(under_way) == SLOTS:
+                    under_way.popleft().wait()
+                under_way.append(rpc.rpc_async("server", nothing))
+            for call in under_way:
+                call.wait()
+
+        timed(act, repeats)
+    rpc.shutdown()
+
+
+def nothing() -> None:
+    pass
 
 
 held = {}  # the server's weights
@@ -182,6 +213,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.kind == "memory":
         return of_memory(args.bytes, args.repeats)
+    if args.kind == "calls":
+        return of_calls(args.bytes, args.repeats)
     if args.kind == "rpc":
         return of_rpc(args.bytes, args.repeats)
     if args.kind:
@@ -193,6 +226,8 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "hvdtrain", *words], check=True)
     if "memory" in args.peers:
         show("memory, after", seconds_of([sys.executable], "memory", ["worker"], args))
+    if "calls" in args.peers:
+        show("calls", seconds_of([sys.executable], "calls", ["server", "worker"], args))
     if "rpc" in args.peers:
         show("plain rpc", seconds_of([sys.executable], "rpc", ["server", "worker"], args))
     if "mxnet" in args.peers:

@@ -117,9 +117,11 @@ def make_server(policy=None, workers=2, **more):
     """A server whose buckets have this policy each."""
 
     def make_bucket(number, weights, optimizer):
-        return Bucket(
-            weights, lambda p: server.load.time_steps_of(make_optimizer(PLAIN, p)), policy()
-        )
+        def timed(parameters):
+            return server.load.time_steps_of(make_optimizer(PLAIN, parameters))
+
+        kept = server.shared.keep(weights)
+        return Bucket(kept, timed, policy(), memory=server.shared)
 
     server = Server(workers, make_bucket, **more)
     return server

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.buckets import make_server, push, stale, sync
+from helpers.buckets import asynchronous, make_server, push, stale, sync
+from helpers.shared_memory import met
 from torch.futures import Future
 
 from hvdtrain.base.errors import Failure
@@ -41,6 +42,33 @@ def test_a_push_that_comes_again_while_it_is_held_is_answered_with_the_first():
     first, again = server.push(0, sent(0, 1)), server.push(0, sent(0, 1))
     assert isinstance(server.push(0, sent(1, 1)), FreshWeights)
     assert first.value().version == again.value().version == 1 and server.pending == {}
+
+
+@pytest.mark.parametrize("compensation", [0.0, 0.5])
+def test_weights_are_updated_where_they_lie_unless_a_worker_may_still_read_them(compensation):
+    memory, *workers = met(0, 1, 2, size=3)
+    server = make_server(lambda: asynchronous(2, delay_compensation=compensation), shared=memory)
+    server.install(0, torch.ones(5000))
+    gradient = torch.ones(5000)
+
+    def pushed(worker, step):
+        push_of_step = push(worker, step, 0.0)._replace(gradient=[gradient.clone()])
+        return server.push(0, push_of_step)
+
+    def updated_in_place(worker, step):
+        before = server.buckets[0].weights.tensor.data_ptr()
+        workers[worker].get(pushed(worker, step).weights)
+        return server.buckets[0].weights.tensor.data_ptr() == before
+
+    for worker in (0, 1):
+        workers[worker].get(server.pull(0, worker).weights)
+    assert updated_in_place(0, 1) == (not compensation)
+    read = workers[1].get(server.pull(0, 1).weights)
+    as_read = read.clone()
+    assert not updated_in_place(0, 2)
+    assert read.equal(as_read)
+    del read
+    assert updated_in_place(0, 3)
 
 
 def test_peers_can_call_what_is_listed_and_nothing_else():

@@ -4,35 +4,17 @@ a peer's.
 
 import multiprocessing
 import os
-import threading
+import resource
 
 import pytest
 import torch
+from helpers.shared_memory import met
 
-from hvdtrain.base.world.place import World
+from hvdtrain.base.system.memory import peak_rss_mb
 from hvdtrain.job.wire import shared
 from hvdtrain.job.wire.shared import COLUMNS, RECEIVERS, Parcel, SharedMemory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def met(*numbers, size=2, local_size=None):
-    """The memory of these ranks, the first a server's, when they have met."""
-    store, found = torch.distributed.HashStore(), {}
-
-    def join(rank):
-        found[rank] = SharedMemory()
-        world = World(
-            rank=rank, size=size, local_rank=rank, local_size=local_size or size, servers=1
-        )
-        found[rank].join(world, store, 20.0)
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in numbers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in numbers]
 
 
 def taken(memory):
@@ -80,25 +62,75 @@ def test_a_tensor_arrives_and_its_memory_is_used_again_when_the_receiver_has_let
     assert receiver.get(parcel).equal(sent + 1)
 
 
-def test_what_several_receivers_get_is_copied_once_and_taken_until_the_last_has_let_go_of_it():
+def test_what_is_kept_is_sent_without_a_copy_and_is_read_until_the_last_has_let_go_of_it():
     sender, *receivers = met(0, 1, 2, size=3)
-    sent = torch.ones(5000)
-    first, second = (sender.put(sent, number, content="these") for number in (1, 2))
-    assert first.start == second.start and sender.put(sent, 2, content="these").start != first.start
+    kept = sender.keep(torch.ones(5000))
+    assert not sender.is_read(kept)
+    first, second = (sender.put(kept, number) for number in (1, 2))
+    assert first.start == second.start
+    again = sender.put(kept, 2)  # the receiver has not let go of the first: what it has may differ
+    assert again.start != first.start
     got = [receivers[0].get(first), receivers[1].get(second)]
+    kept.add_(1)
+    assert got[0].equal(torch.full((5000,), 2.0)) and receivers[1].get(again).equal(
+        torch.ones(5000)
+    )
     del got[0]
-    assert sender.put(sent + 1, 1, content="others").start not in (first.start, second.start)
-    assert got[0].equal(sent)
+    assert sender.is_read(kept)
     del got[0]
-    assert sender.put(sent + 2, 2, content="more").start == first.start
-    assert sender.put(sent, 1, content="these").start != first.start  # which has others now
+    assert not sender.is_read(kept) and sender.is_read(kept.clone())
+
+
+def test_the_memory_of_what_was_kept_is_used_again_when_both_ends_have_let_go_of_it():
+    sender, receiver = met(0, 1)
+    kept = sender.keep(torch.ones(5000))
+    address = kept.data_ptr()
+    got = receiver.get(sender.put(kept, 1))
+    del kept
+    second = sender.keep(torch.zeros(5000))
+    assert second.data_ptr() != address and got.equal(torch.ones(5000))
+    del got
+    assert sender.keep(torch.zeros(5000)).data_ptr() == address
+    assert second.equal(torch.zeros(5000))
+
+
+def test_what_is_kept_is_copied_into_a_message_where_no_flag_can_say_who_reads_it():
+    sender, _ = met(0, 1)
+    kept = sender.keep(torch.ones(5000))
+    late = sender.put(kept, RECEIVERS + 1)
+    assert torch.is_tensor(late) and late.data_ptr() != kept.data_ptr() and not sender.is_read(kept)
+    is_off = SharedMemory()
+    private = is_off.keep(kept)
+    assert is_off.put(private, 1) is private and is_off.is_read(private)
+
+
+def test_the_memory_of_another_process_counts_for_its_owner_alone():
+    def send(pipe):
+        sender, _ = met(0, 1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        kept = sender.keep(torch.ones(25 * 2**18))
+        more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        pipe.send((sender.put(kept, 1), more / 1024))
+        pipe.recv()
+
+    own, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=send, args=(its,), daemon=True)
+    process.start()
+    before = peak_rss_mb()
+    parcel, more_of_owner = own.recv()
+    got = SharedMemory().get(parcel)
+    assert got.sum() == 25 * 2**18
+    assert more_of_owner > 24
+    assert before <= peak_rss_mb() < before + 5
+    process.kill()
+    process.join(20)
 
 
 def test_what_is_small_or_finds_no_room_is_passed_on_as_it_is(monkeypatch):
     sender, receiver = met(0, 1)
     small, large = torch.ones(4096), torch.ones(4097)
     assert sender.put(small, 1) is small and receiver.get(small) is small
-    monkeypatch.setattr(shared, "MOST", shared.FLAGS + 2**16)
+    monkeypatch.setattr(shared, "MOST", 3 * 20 * 2**10)
     sent = [sender.put(large, 1) for _ in range(4)]
     assert [isinstance(one, Parcel) for one in sent] == [True, True, True, False]
     for other in (2, RECEIVERS + 1):  # the last came when many had, and gets all in messages
@@ -174,8 +206,8 @@ def test_a_slot_is_nobody_elses_while_a_tensor_is_copied_there_though_its_receiv
 
     def interrupt():
         sender.forget(1)
-        got.append(receiver.get(sender.put(twos, 2, content="twos")))
-        got.append(receiver.get(sender.put(ones, 2, content="ones")))
+        got.append(receiver.get(sender.put(twos, 2)))
+        got.append(receiver.get(sender.put(ones, 2)))
 
     class Interrupted(torch.Tensor):
         """Something else happens before or after its bytes are copied."""
@@ -189,8 +221,9 @@ def test_a_slot_is_nobody_elses_while_a_tensor_is_copied_there_though_its_receiv
                 interrupt()
             return found
 
-    sender.put(ones.as_subclass(Interrupted), 1, content="ones")
+    sender.put(ones.as_subclass(Interrupted), 1)
     assert got[0].equal(twos) and got[1].equal(ones)
     got.clear()
-    assert receiver.get(sender.put(ones, 2, content="ones")).equal(ones)
+    assert receiver.get(sender.put(ones, 2)).equal(ones)
+    sender.forget(1)  # where the receiver was lost before the flag was set
     assert not taken(sender)

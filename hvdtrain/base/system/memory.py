@@ -16,6 +16,26 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 
+class _Peak:
+    """The most resident memory of this process so far, in bytes, without memory of others.
+
+    Attributes:
+        of_others: the bytes of other processes' memory that this process has mapped.
+    """
+
+    def __init__(self) -> None:
+        self.of_others = 0
+        self._most = 0
+
+    def most(self) -> int:
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._most = max(self._most, resident - self.of_others)
+        return self._most
+
+
+_peak = _Peak()
+
+
 def keep_memory() -> None:
     """Keeps freed memory in this process for the next message, if glibc's mallopt(3) is there.
 
@@ -61,6 +81,15 @@ def free_memory() -> int:
     return int(min(psutil.virtual_memory().available, memory_limit()))
 
 
+def count_memory_of_others(change: int) -> None:
+    """Takes note that this process has mapped so many more bytes of another process's memory."""
+    _peak.most()  # before the change
+    _peak.of_others += change
+
+
 def peak_rss_mb() -> float:
-    """Returns this process's largest resident memory so far, in MB of 2^20 bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Returns this process's largest resident memory so far, in MB of 2^20 bytes.
+
+    Memory of other ranks that this process has mapped is left out: it counts once, for its owner.
+    """
+    return _peak.most() / 2**20

@@ -7,7 +7,7 @@ the weights. It is plain state: tests drive it with plain calls.
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,19 +23,40 @@ MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 Answers = dict[int, FreshWeights]  # by worker
 
 
+class WeightsMemory(Protocol):
+    """The memory that a bucket's weights are in while workers are sent them."""
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a tensor, in this memory."""
+
+    def is_read(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a worker that was sent this tensor may still read it."""
+
+
+class OwnMemory:
+    """Memory of this process: nobody knows whether a message was sent whole."""
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def is_read(self, tensor: torch.Tensor) -> bool:
+        return True
+
+
 class BucketWeights:
     """A bucket's weights with their optimizer.
 
-    Workers are sent the weights' memory itself. The next update leaves that memory to them, and
-    goes on in a copy.
+    Workers are sent the weights' memory itself. Where one may still read it, the next update leaves
+    that memory to the workers, and goes on in a copy.
 
     Args:
         tensor: [bucket] float32; kept, not copied.
         make_optimizer: makes the optimizer of a list with this one parameter.
         compensation: see compensate.
+        memory: the memory that copies are in.
 
     Attributes:
-        readers: the workers that were sent the present memory, which may still be on its way.
+        readers: the workers that were sent the present memory, and have not pushed since.
         version: the number of updates.
         changes: how often the weights or the optimizer's state were changed.
         predicted: [bucket] float32, what workers are sent in place of the weights, if anything:
@@ -43,9 +64,14 @@ class BucketWeights:
     """
 
     def __init__(
-        self, tensor: torch.Tensor, make_optimizer: MakeOptimizer, compensation: float = 0.0
+        self,
+        tensor: torch.Tensor,
+        make_optimizer: MakeOptimizer,
+        compensation: float = 0.0,
+        memory: WeightsMemory | None = None,
     ) -> None:
         self.tensor = tensor
+        self.memory = memory or OwnMemory()
         self.optimizer = make_optimizer([tensor])
         self.version = 0
         self.changes = 0
@@ -59,9 +85,9 @@ class BucketWeights:
 
     def apply(self, update: Update) -> None:
         """Takes a step of the optimizer."""
-        before = self.tensor.clone() if update.look_ahead else None
-        if self.readers:
-            self.move_to(self.tensor.clone())
+        before = self.memory.keep(self.tensor) if update.look_ahead else None
+        if self._are_read():
+            self.move_to(self.memory.keep(self.tensor))
         others = update.pushes[-1].settings if update.pushes else {}
         use_settings(self.optimizer, Settings(update.lr, others))
         self.tensor.grad = update.gradient
@@ -73,6 +99,12 @@ class BucketWeights:
         self.version += 1
         self.changes += 1
 
+    def _are_read(self) -> bool:
+        """Returns whether a worker may still read the present memory, or is compensated by it."""
+        if not self.readers:
+            return False
+        return bool(self.compensation) or self.memory.is_read(self.tensor)
+
     def move_to(self, memory: torch.Tensor) -> None:
         """Goes on with the weights in this memory, which no worker has been sent."""
         self.tensor.data = memory
@@ -82,7 +114,7 @@ class BucketWeights:
     def answer(
         self, worker: int, staleness: int = 0, dropped: int = 0, current: bool = False
     ) -> FreshWeights:
-        """Returns the weights for a worker, which nobody changes before it pushes again.
+        """Returns the weights for a worker, which nobody changes while it may read them.
 
         Args:
             worker: the worker's number.
@@ -137,7 +169,7 @@ class Bucket:
     """A contiguous range of the flat weights.
 
     Args:
-        tensor, make_optimizer: see BucketWeights.
+        tensor, make_optimizer, memory: see BucketWeights.
         policy: decides when pushes are applied.
         answers_again: a worker that pushes the same step again is answered again, unless its push
             is held. The first answer may have been lost with a server that was killed.
@@ -149,8 +181,9 @@ class Bucket:
         make_optimizer: MakeOptimizer,
         policy: Policy,
         answers_again: bool = False,
+        memory: WeightsMemory | None = None,
     ) -> None:
-        self.weights = BucketWeights(tensor, make_optimizer, policy.compensation)
+        self.weights = BucketWeights(tensor, make_optimizer, policy.compensation, memory)
         self.gate = Gate()
         self.policy = policy
         self.answers_again = answers_again
@@ -337,7 +370,7 @@ class Bucket:
         vars(self.policy).update(policy, sum=tensors.get("sum"))
         weights = self.weights
         weights.version = version
-        weights.move_to(tensors["weights"])
+        weights.move_to(weights.memory.keep(tensors["weights"]))
         optimizer_state = {
             name.removeprefix(_OPTIMIZER): tensor
             for name, tensor in tensors.items()

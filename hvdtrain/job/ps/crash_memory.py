@@ -10,9 +10,7 @@ does not name; then the new record, in place of the older one, names it. A recor
 off is recognized by its checksum: the other one counts.
 """
 
-import ctypes
 import math
-import mmap
 import os
 import pickle
 import struct
@@ -24,21 +22,12 @@ from typing import Any
 import torch
 
 from hvdtrain.base.errors import Failure
+from hvdtrain.base.system.mapping import map_file
 from hvdtrain.runs.join_info import MEMORY_NAME
 
 RECORD = 2**28  # bytes that a record may have; memory that is never written to costs nothing
 PAGE = 2**12
 _HEAD = struct.Struct("!QQI")  # a record's number, length and checksum
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
 
 
 class CrashMemory:
@@ -194,20 +183,7 @@ class _Place:
         kind: torch.dtype = getattr(torch, dtype)
         size = math.prod(shape) * kind.itemsize
         if size:
-            memory = torch.frombuffer(_mapped(file, start, size), dtype=kind)
+            memory = torch.frombuffer(map_file(file, start, size), dtype=kind)
         else:
             memory = torch.empty(0, dtype=kind)
         self.tensor = memory.view(shape)
-
-
-def _mapped(file: int, start: int, size: int) -> "ctypes.Array[ctypes.c_char]":
-    """Returns memory of a file, shared with all who map it, for the rest of this process.
-
-    Python's own mmap would keep a file descriptor open for each mapping, and a server has some ten
-    tensors of each bucket.
-    """
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
-    at = _libc.mmap(None, size, protection, mmap.MAP_SHARED, file, start)
-    if at == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), f"cannot keep {size:,} bytes")
-    return (ctypes.c_char * size).from_address(at)

@@ -28,6 +28,7 @@ from hvdtrain.job.ps.server import Server
 from hvdtrain.job.ps.server_metrics import ServerLoad, ServerMetrics, last_row, traced
 from hvdtrain.job.ps.worker_monitor import WorkerMonitor
 from hvdtrain.job.wire.rendezvous import reach_store, serve_store, store_address
+from hvdtrain.job.wire.shared import SharedMemory
 from hvdtrain.job.wire.wire import Wire, start, start_again
 from hvdtrain.runs.join_info import (
     RestartInfo,
@@ -161,13 +162,15 @@ def make_server(
             return load.time_steps_of(make_exchange_optimizer(of_job, parameters, world.workers))
 
         policy = make_policy(world.workers, config)
-        return Bucket(weights, make_optimizer, policy, answers_again=journal.memory is not None)
+        answers_again = journal.memory is not None
+        return Bucket(shared.keep(weights), make_optimizer, policy, answers_again, shared)
 
+    shared = SharedMemory()
     decode = None
     if config.compression != "none":
         decode = Compressor(config.compression).decode
     fixed_shares = config.shares == "equal"
-    server = Server(world.workers, make_bucket, decode, load, journal, fixed_shares=fixed_shares)
+    server = Server(world.workers, make_bucket, decode, load, journal, shared, fixed_shares)
     if trace.is_on:
         server.calls["push"] = traced(server.push, world.rank, world.workers, load)
     for number in journal.saved_buckets():

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
 from torch.futures import Future
@@ -30,6 +30,20 @@ P = ParamSpec("P")
 Waiter = Any  # the key under which a part answers who waits: a worker, or a tuple with it
 Answers = Mapping[Any, Any]  # by waiter
 MakeBucket = Callable[[int, torch.Tensor, Mapping[str, Any] | None], Bucket]
+
+
+class _Reply(NamedTuple):
+    """What is sent to one who waits.
+
+    Attributes:
+        waiter: the key under which the part answers.
+        answer: what is sent, or the Failure that is raised.
+        future: the future that the answer completes; None where the call is not over yet.
+    """
+
+    waiter: Waiter
+    answer: Any
+    future: "Future[Any] | None"
 
 
 class Server:
@@ -137,7 +151,8 @@ class Server:
                 answers = bucket.push(push.without_tensors(), gradient)
                 self._write_down(bucket)
                 future = self._wait_for_answer(bucket, push.worker, answers)
-            answer = self._complete_waiting(bucket, push.worker, answers)
+                replies = self._take_replies(bucket, push.worker, answers)
+            answer = self._send(push.worker, replies)
         finally:
             self.load.handled((bucket, push.worker))
         return answer if future is None else future
@@ -177,7 +192,8 @@ class Server:
             answers = method(*message, **named) or {}
             self._write_down(part)
             future = self._wait_for_answer(part, caller, answers)
-        answer = self._complete_waiting(part, caller, answers)
+            replies = self._take_replies(part, caller, answers)
+        answer = self._send(caller, replies)
         return answer if future is None else future
 
     @contextmanager
@@ -211,14 +227,28 @@ class Server:
             return None
         return self.pending.setdefault((part, caller), Future())
 
-    def _complete_waiting(self, part: Part, caller: Waiter, answers: Answers) -> Any:
-        """Completes the futures of those who waited; returns the caller's answer."""
-        answer_of_caller = None
+    def _take_replies(self, part: Part, caller: Waiter, answers: Answers) -> list[_Reply]:
+        """Returns what is sent to the caller and to those who waited.
+
+        Called under the part's lock, so that shared memory knows who reads the weights before a
+        later message changes them.
+        """
+        replies = []
         for waiter, answer in answers.items():
             future = self.pending.pop((part, waiter), None)
             if future is None and waiter != caller:
                 continue  # its call was lost with a server: it calls again, and is answered then
-            answer = self._for_wire(part, waiter, answer)
+            if isinstance(answer, FreshWeights):
+                answer = self._share(waiter, answer)
+            replies.append(_Reply(waiter, answer, future))
+        return replies
+
+    def _send(self, caller: Waiter, replies: Sequence[_Reply]) -> Any:
+        """Completes the futures of those who waited; returns the caller's answer."""
+        answer_of_caller = None
+        for waiter, answer, future in replies:
+            if isinstance(answer, Joined):
+                answer = self._place_joiner(answer, *waiter)
             if future is not None:
                 _complete(future, answer)
             if waiter == caller:
@@ -227,21 +257,11 @@ class Server:
             raise answer_of_caller
         return answer_of_caller
 
-    def _for_wire(self, part: Part, waiter: Waiter, answer: Any) -> Any:
-        """Returns an answer as it travels."""
-        if isinstance(answer, FreshWeights):
-            return self._share(part, waiter, answer)
-        if isinstance(answer, Joined):
-            return self._place_joiner(answer, *waiter)
-        return answer
-
-    def _share(self, bucket: Part, worker: int, answer: FreshWeights) -> FreshWeights:
+    def _share(self, worker: int, answer: FreshWeights) -> FreshWeights:
         """Puts the weights of an answer into shared memory, where there is any."""
         version, staleness, weights, dropped = answer
         self.load.sent(weights.nbytes)
-        # Of a version there may be two kinds: as they are, and predicted.
-        content = (bucket, version, weights.data_ptr())
-        shared = self.shared.put(weights, worker, content)
+        shared = self.shared.put(weights, worker)
         return FreshWeights(version, staleness, shared, dropped)
 
     # Gradients and weights
@@ -280,7 +300,7 @@ class Server:
         with self._locks[bucket]:
             answer = bucket.pull(worker)
             self._write_down(bucket)
-        return self._share(bucket, worker, answer)
+            return self._share(worker, answer)
 
     def idle(self, worker: int, step: int, at_barrier: bool, call: int = 0) -> None:
         """Takes note that a worker pushes nothing for now, after this step: see Bucket.idle."""

@@ -12,7 +12,7 @@ ALONE = 256  # without peers: as a rule some 50, and what data, logs and compile
 STORE = 3  # for each rank, on the first one: connections to its store to wait, beat and watch
 CALLS = {"zmq": 5, "rpc": 6}  # for each peer that is called, and calls
 RING = 4  # for each peer: Horovod's Gloo has up to four connections to each, torch and MPI fewer
-SHARED = 64  # for each peer on the same host: the mappings of its memory by wire.shared
+SHARED = 2  # for each peer on the same host: its memory, see wire.shared
 
 
 def needed(config: RunConfig, world: World) -> int:

@@ -73,8 +73,8 @@ class FreshWeights(NamedTuple):
         version: how many updates the weights have seen.
         staleness: how many updates the weights saw between the push's version_read and its
             application.
-        weights: [bucket] float32. Nobody changes this memory before the worker pushes again. On
-            the wire, this may be where the tensor lies (see shared.Parcel).
+        weights: [bucket] float32. Nobody changes this memory while the worker may read it. On the
+            wire, this may be where the tensor lies (see shared.Parcel).
         dropped: the last step that is over, where the push came too late and was dropped; else 0.
     """
 

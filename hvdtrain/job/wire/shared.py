@@ -6,6 +6,9 @@ tensor is copied once, into a slot of memory that its receiver has mapped too. T
 that memory itself, until it lets go of it: a byte for each slot and receiver says whether the slot
 is in use. The sender sets the byte; the receiver clears it when its tensor is garbage.
 
+A tensor that is sent often, as a server's weights are, can stay in a slot (`SharedMemory.keep`).
+Then nothing is copied to send it.
+
 The memory is a memfd: it has no name that could be left behind, and is gone with the last process
 that has it. A peer opens it as /proc/PID/fd/N, which the system grants to processes of the same
 user alone.
@@ -23,6 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from hvdtrain.base.system.mapping import map_file, prefer_huge_pages
+from hvdtrain.base.system.memory import count_memory_of_others
 from hvdtrain.base.world.place import World
 from hvdtrain.job.wire.heartbeat import wait_for_ranks, while_served
 from hvdtrain.job.wire.messages import INLINE_BYTES
@@ -30,15 +35,17 @@ from hvdtrain.job.wire.messages import INLINE_BYTES
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Bytes of a process's slots: more than twice what is under way, see buckets.send_queue.UNDER_WAY.
+# Bytes of the slots that tensors are copied into to be sent: more than twice what is under way, see
+# buckets.send_queue.UNDER_WAY.
 MOST = 128 * 2**20
 HUGE = 2**21  # bytes of a huge page, where larger slots begin
 GONE_KEPT = 2  # processes that have ended whose memory stays: an answer may be on its way
-FLAGS = 2**16  # the first bytes of the memory: COLUMNS of each slot, a byte that is 1 while in use
+FLAGS = 2**20  # the first bytes of the memory: COLUMNS of each slot, a byte that is 1 while in use
 COLUMNS = 64  # one for each receiver, the last one for the sender
 RECEIVERS = SENDER = COLUMNS - 1  # tensors for further receivers travel in messages
 _NAME = "hvdtrain"
 _FREE = bytes(COLUMNS)
+_UNREAD = bytes(RECEIVERS)
 
 
 class Parcel(NamedTuple):
@@ -95,8 +102,10 @@ class SharedMemory:
         weakref.finalize(self, os.close, self.file).atexit = False
         os.ftruncate(self.file, FLAGS)
         self._flags = mmap.mmap(self.file, FLAGS)
-        self._slots: list[_Slot] = []
-        self._slot_of: dict[object, _Slot] = {}  # by content: see put
+        self._slots: list[_Slot] = []  # by number
+        self._passing: list[_Slot] = []  # of these, the slots of `put`
+        self._keeping: list[_Slot] = []  # and the slots of `keep`
+        self._kept: dict[int, _Slot] = {}  # the slot of each tensor that is kept, by its address
         self._end = FLAGS
         self._peers: dict[tuple[int, int], _Peer] = {}
         # The columns of receivers that came in another's place; a receiver's column is its number
@@ -132,79 +141,111 @@ class SharedMemory:
         wait_for_ranks(store, {rank: f"memory/{rank}/opened" for rank in others}, timeout)
         self.on = not store.check(["memory/not_shared"])
 
-    def put(
-        self, tensor: torch.Tensor, receiver: int, content: object = None, held: bool = False
-    ) -> Any:
-        """Copies a CPU tensor to where the receiver may read it.
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a CPU tensor that `put` sends without copying it.
+
+        Receivers only read it. Before the caller changes it, `is_read` tells whether one may be
+        reading. The memory is used again when this process and all receivers have let go of it.
+        Where the memory is off, or full, the copy is in memory of this process.
+        """
+        slot = None
+        if self.on and tensor.nbytes > INLINE_BYTES:
+            with self._lock:
+                slot = self._free_slot(self._keeping, tensor.nbytes, math.inf)
+                if slot is not None:
+                    self._flags[slot.flag(SENDER)] = 1
+        if slot is None:
+            return tensor.clone()
+        memory = slot.memory[: tensor.nbytes]
+        address = memory.ctypes.data
+        self._kept[address] = slot
+        weakref.finalize(memory, self._let_go, address, slot.flag(SENDER)).atexit = False
+        kept = torch.from_numpy(memory).view(tensor.dtype).view(tensor.shape)
+        return kept.copy_(tensor)
+
+    def _let_go(self, address: int, flag: int) -> None:
+        """Takes note that a tensor that was kept is garbage.
+
+        Any thread may find that out, also one that holds the lock.
+        """
+        del self._kept[address]
+        self._flags[flag] = 0
+
+    def is_read(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a receiver that was sent this tensor may still read it.
+
+        True where nobody can tell: the tensor is not kept here.
+        """
+        slot = self._kept.get(tensor.data_ptr())
+        return slot is None or self._flags[slot.flag(0) : slot.flag(RECEIVERS)] != _UNREAD
+
+    def put(self, tensor: torch.Tensor, receiver: int, held: bool = False) -> Any:
+        """Copies a CPU tensor to where the receiver may read it, unless it is kept there.
 
         Args:
             tensor: the tensor to send.
             receiver: a number of the caller's.
-            content: equal for equal tensors that receivers only read: a tensor that lies there
-                already is not copied.
-            held: the tensor stays there until `release`, even when the receiver has let go of it.
+            held: what was copied stays there until `release`, even when the receiver has let go of
+                it.
 
         Returns:
-            The Parcel to send; the tensor itself where it is small, or no memory is left.
+            The Parcel to send; the tensor where it is small, or no memory is left.
         """
-        if not self.on or tensor.nbytes <= INLINE_BYTES or receiver >= RECEIVERS:
+        if not self.on or tensor.nbytes <= INLINE_BYTES:
             return tensor
+        if receiver >= RECEIVERS:
+            return self._for_message(tensor)
         with self._lock:
             column = self._columns.get(receiver, receiver)
-            slot = self._slot_of.get(content)
-            is_new = slot is None or bool(self._flags[slot.flag(column)])
-            if is_new:
-                slot = self._free_slot(tensor.nbytes)
+            slot = self._kept.get(tensor.data_ptr())
+            is_there = slot is not None and not self._flags[slot.flag(column)]
+            if not is_there:
+                slot = self._free_slot(self._passing, tensor.nbytes, MOST)
             if slot is None:
-                return tensor
+                return self._for_message(tensor)
             self._flags[slot.flag(column)] = 1
-            # What may be sent again stays; so does what is copied now, should the receiver be gone
-            # meanwhile.
-            if held or is_new:
+            if not is_there:  # the slot stays in use should the receiver be gone meanwhile
                 self._flags[slot.flag(SENDER)] = 1
-        if is_new:
+        if not is_there:
             memory = torch.from_numpy(slot.memory[: tensor.nbytes])
             memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            with self._lock:
-                self._flags[slot.flag(SENDER)] = held
-                if content is not None:
-                    self._slot_of[content] = slot
+            self._flags[slot.flag(SENDER)] = held
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = list(tensor.shape)
         return Parcel(self.pid, self.file, slot.flag(column), slot.start, dtype, shape)
 
-    def _free_slot(self, size: int) -> _Slot | None:
-        """Returns a slot that nobody uses for so many bytes; None where no memory is left.
+    def _for_message(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor for a message: of a kept one a copy, since no flag says who reads it."""
+        return tensor.clone() if tensor.data_ptr() in self._kept else tensor
+
+    def _free_slot(self, slots: list[_Slot], size: int, most: float) -> _Slot | None:
+        """Returns one of these slots that nobody uses for so many bytes, or a new one.
 
         The first slot that fits is taken, so that few are in use, and those in the processor's
-        caches.
+        caches. None where all are in use, and together with a new one would have more bytes than
+        `most`.
         """
-        slot = None
-        for candidate in self._slots:
-            if size <= len(candidate.memory) <= 2 * size and self._is_free(candidate):
-                slot = candidate
-                break
-        if slot is None:
-            slot = self._add_slot(size)
-        if slot is not None:
-            contents = self._slot_of.items()
-            self._slot_of = {content: where for content, where in contents if where is not slot}
-        return slot
+        for slot in slots:
+            if size <= len(slot.memory) <= 2 * size and self._is_free(slot):
+                return slot
+        return self._add_slot(slots, size, most)
 
     def _is_free(self, slot: _Slot) -> bool:
         return self._flags[slot.flag(0) : slot.flag(COLUMNS)] == _FREE
 
-    def _add_slot(self, size: int) -> _Slot | None:
+    def _add_slot(self, slots: list[_Slot], size: int, most: float) -> _Slot | None:
         number = len(self._slots)
         unit = _page(size)
         start = _up(self._end, unit)
         length = _up(size, unit)
-        if (number + 1) * COLUMNS > FLAGS or start + length > MOST:
+        used = sum(len(slot.memory) for slot in slots)
+        if (number + 1) * COLUMNS > FLAGS or used + length > most:
             return None
         self._end = start + length
         os.ftruncate(self.file, self._end)
         slot = _Slot(number, start, _mapped(self.file, start, length))
         self._slots.append(slot)
+        slots.append(slot)
         return slot
 
     def release(self, sent: Any) -> None:
@@ -292,6 +333,8 @@ class _Peer:
                 raise ValueError(f"beyond its memory: {size} bytes from {start}")
             slot = _mapped(self.file, start, _up(size, _page(size)))
             self.slots[start] = slot
+            count_memory_of_others(len(slot))
+            weakref.finalize(slot, count_memory_of_others, -len(slot)).atexit = False
         return slot[:size]
 
 
@@ -304,6 +347,6 @@ def _up(number: int, unit: int) -> int:
 
 
 def _mapped(file: int, start: int, length: int) -> "np.ndarray[Any, Any]":
-    memory = mmap.mmap(file, length, offset=start)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    memory = map_file(file, start, length)
+    prefer_huge_pages(memory)
+    return np.frombuffer(memoryview(memory), np.uint8)
