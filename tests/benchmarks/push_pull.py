@@ -161,6 +161,9 @@ def pull():
     return held["weights"]
 
 
+OF_KIND = {"memory": of_memory, "calls": of_calls, "rpc": of_rpc}
+
+
 def seconds_of(
     python: list[str], kind: str, roles: list[str], args: argparse.Namespace
 ) -> list[float]:
@@ -211,12 +214,8 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--kind", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.kind == "memory":
-        return of_memory(args.bytes, args.repeats)
-    if args.kind == "calls":
-        return of_calls(args.bytes, args.repeats)
-    if args.kind == "rpc":
-        return of_rpc(args.bytes, args.repeats)
+    if args.kind in OF_KIND:
+        return OF_KIND[args.kind](args.bytes, args.repeats)
     if args.kind:
         return of_mxnet(args.kind, args.bytes, args.repeats)
     words = ["bench", "--op", "pushpull", "--bytes", str(args.bytes), "-n", "1", "-s", "1"]
