@@ -6,6 +6,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -17,9 +18,17 @@ from hvdtrain.base.system.own_code import short
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
 from hvdtrain.planning import probe
 from hvdtrain.planning.calibration import Calibration, Quantity
-from hvdtrain.planning.from_runs import EFFICIENCIES, efficiency_around, from_runs
+from hvdtrain.planning.from_runs import (
+    EFFICIENCIES,
+    SINGLE,
+    efficiency_around,
+    from_runs,
+    transport_name,
+    with_computing,
+)
 from hvdtrain.planning.predict import simulate
 from hvdtrain.planning.scenario import BUCKET_BYTES, Layer, Scenario, Transport
+from hvdtrain.planning.sprints import LONGEST_STEP_S, sprints
 from hvdtrain.runs.read import Run
 
 # A calibration takes about a minute. Messages are measured until so many seconds after its
@@ -143,6 +152,9 @@ def calibrate(
             "jitter": "measured" if profiled.jitter_is_known else "guessed",
         },
     )
+    is_told = any(transport_name(run) == SINGLE for run in runs)
+    if not (is_told or others):
+        calibration = _with_training(calibration, config, say)
     if runs:
         calibration = from_runs(calibration, runs, bandwidth)
     if host.cores:
@@ -160,6 +172,24 @@ def calibrate(
     for name in calibration.made["guessed"]:
         say(f"{name} could not be measured in time: its costs are guesses, with wide ranges")
     return calibration
+
+
+def _with_training(
+    calibration: Calibration, config: RunConfig, say: Callable[[str], None]
+) -> Calibration:
+    """Returns the calibration with what training takes beside its layers, if steps are short."""
+    step_s = simulate(calibration.with_costs(Scenario(SINGLE))).step_s
+    if step_s > LONGEST_STEP_S:
+        return calibration
+    threads = [calibration.threads_per_worker]
+    if usable_cores() > threads[0]:
+        threads.append(int(usable_cores()))
+    with sprints(config, calibration.batch_per_worker, threads, say) as runs:
+        trained = with_computing(calibration, runs)
+        made = calibration.made | {
+            "trained_threads": [run.manifest.threads_per_worker for run in runs]
+        }
+    return replace(trained, made=made)
 
 
 def _is_measured(name: str, measured: probe.Measured) -> bool:

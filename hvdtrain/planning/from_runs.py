@@ -17,6 +17,7 @@ from hvdtrain.planning.scenario import Scenario
 from hvdtrain.runs.read import Run, grouped
 from hvdtrain.runs.schema import read_server_loads
 
+SINGLE = "single"  # the mode of one process, and the name of its transport
 # A smaller share is noise: a byte that stays on its host is copied too.
 LEAST_LOCAL = 0.1
 # Runs are not believed to change costs by more.
@@ -77,7 +78,7 @@ def from_runs(base: Calibration, runs: Sequence[Run], bandwidth: float | None) -
         wires=tuple(sorted({run.wire for run in runs if run.kind.servers})) or base.wires,
     )
     by_transport = grouped(runs, transport_name)
-    calibration = _with_computing(calibration, by_transport.get("single", []))
+    calibration = with_computing(calibration, by_transport.get(SINGLE, []))
     for name in calibration.transports:
         of_transport = by_transport.get(name, [])
         # Processes that spin while they wait do not show what messages cost.
@@ -134,7 +135,7 @@ def scenario_of(base: Calibration, run: Run, bandwidth: float | None = None) -> 
     return calibration.with_costs(job)
 
 
-def _with_computing(base: Calibration, runs: Sequence[Run]) -> Calibration:
+def with_computing(base: Calibration, runs: Sequence[Run]) -> Calibration:
     """Returns the calibration with computing as runs of one process tell it."""
     # measured over simulated
     as_worker = []
