@@ -159,23 +159,23 @@ def _tuned_options(file: Path) -> dict[str, Any]:
     type=click.IntRange(1),
     default=5,
     show_default="5 sprints; 1 where whole runs measure speed",
-    help="How often each contender is measured, each time with the next seed. An answer needs "
-    "five repeats. Without this option up to five more sprints of each follow where the answer is "
-    "not known, as long as they take less than 90 s.",
+    help="How often each contender is measured. All contenders of a repeat have the same seed, and "
+    "the next repeat has the next one. An answer needs five repeats. Without this option up to five "
+    "more sprints of each follow where the answer is not known, as long as they take less than 90 s.",
 )
 @click.option(
     "--trainings",
     type=click.IntRange(0),
     show_default="1, and a second where the answer depends on it; 0 with --script",
-    help="How many whole trainings follow the sprints, to measure accuracy. Of modes that compute "
-    "the same steps, one is trained.",
+    help="How many whole trainings follow the sprints, to measure accuracy. One process and all "
+    "synchronous modes compute the same weights: of these the fastest is trained.",
 )
 @click.option(
     "--tune",
     type=DURATION,
     default=None,
     help="Search for each side's fastest settings for this long in all, in place of the short search "
-    "of two rounds. It tries more settings, as far as they are not given: all rings, their "
+    "of two rounds. It tries more settings of options that are not given: all rings, their "
     "transports, wires, --bucket-mb 1, 4 and 16, --wait-for layer and step, more servers. "
     "OUT/tuned-….toml has the options of each side's fastest, for --preset and train --config.",
 )
@@ -256,11 +256,13 @@ def compare(
     hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
     hvdtrain compare --script train.py --modes single,allreduce,ps-sync -- --my-option 3
 
-    Speed is measured in sprints: some seconds of steady steps, --repeats of each contender. Shorter
-    sprints come first, and do not count. They try as many settings of rings as of servers, in the
-    same time: other rings, transports, wires, numbers of servers …, as far as they are not given.
-    Settings that are shown to be slower are left out. Then, of modes that do the same mathematics,
-    the fastest is trained as a whole, and a second time if the answer depends on it. If a length is
+    A contender is a mode with its number of workers and servers and its settings. Speed is measured
+    in sprints, which are short runs: each contender makes --repeats of them. Shorter sprints come
+    first, and do not count. They try as many settings of rings as of servers, in the same time, such
+    as other transports, wires and numbers of servers. An option that is given is not varied.
+    Settings that are shown to be slower are left out. Then whole trainings measure accuracy: one for
+    all modes that compute the same weights, by the fastest of them, and one for each asynchronous
+    mode that is not far too slow. A second one follows if the answer depends on it. If a length is
     given, such as --epochs 5, whole trainings measure speed, and no sprint counts. If --trainings is
     given too, sprints come first.
 

@@ -54,7 +54,7 @@ def deciding_options(command: _Command) -> _Command:
         "--decide-by",
         type=DecidingMeasure(),
         default=None,
-        show_default="speed; for a finished comparison, as it was made",
+        show_default="speed; in `report`, what the comparison was made with",
         help="What decides: `speed`, of contenders that are equally accurate, or `time-to-target` "
         "(short `target`): the seconds of training to --target-accuracy. With `target` every "
         "repeat is a whole training, which ends at the target, and the report has the answer by "

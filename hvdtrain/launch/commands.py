@@ -98,8 +98,8 @@ from hvdtrain.runs.scripts import check_script
     "interface",
     default="",
     metavar="NAME",
-    help="Network interface by which the hosts reach each other  [default: the one that has the "
-    "address of the host's name].",
+    help="Network interface by which the hosts reach each other  [default: HVDTRAIN_INTERFACE, else "
+    "the one that the check of the hosts finds].",
 )
 @click.option(
     "--out",
@@ -159,7 +159,8 @@ def launch(
       hvdtrain launch --launcher slurm -n 8 --dry-run -- --mode allreduce --dataset s3://bucket/coil
 
     What follows -- is for `hvdtrain train`; without --mode it is allreduce, and with servers
-    ps-sync. Servers, the first ranks, are spread over the hosts. Hosts are looked at before
+    ps-sync. Servers are the first ranks. They have the slots that workers leave free; if there are
+    none, they are spread over the hosts, beside the workers. Hosts are looked at before
     anything starts: the same code and versions, clocks, memory, the run folder on storage that they
     share, and connections between them. SIGTERM, and `hvdtrain stop`, let the ranks save a snapshot
     before they leave.
@@ -395,8 +396,8 @@ def stop(out: Path, launcher: Launcher | None) -> None:
     """End the job that `hvdtrain launch` started with --out RUN, on all its hosts.
 
     It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or
-    cancels the job that it handed to a scheduler. `hvdtrain launch --resume --out RUN` goes on with
-    it.
+    cancels the job that it handed to a scheduler. `hvdtrain launch --resume --out RUN` continues it;
+    for a job on hosts, give -H too.
     """
     run = out.absolute()
     record = read_record(run, launcher)

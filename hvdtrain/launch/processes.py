@@ -19,7 +19,7 @@ from hvdtrain.base.config import recipes
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.system.parent import die_with_parent, is_alive
-from hvdtrain.base.system.preempt import handled_by
+from hvdtrain.base.system.preempt import ending_signals, handled_by
 from hvdtrain.launch.private_network import enter_private_network, variables_of
 from hvdtrain.launch.recipe import JobSpec, LaunchCommand, expand
 from hvdtrain.launch.records import is_running
@@ -208,11 +208,11 @@ def _start(
 def _end_job(starter: "subprocess.Popen[bytes]") -> None:
     """Ends a job: SIGTERM to its starter, which ends the ranks, and SIGKILL after GRACE_S.
 
-    If the starter has ended already, SIGTERM goes to the ranks and their children. Ctrl-C or
-    SIGTERM for this process cuts GRACE_S short, and takes effect once all processes are ended.
+    If the starter has ended already, SIGTERM goes to the ranks and their children. Ctrl-C, SIGTERM
+    or SIGHUP for this process cuts GRACE_S short, and takes effect once all processes are ended.
     """
     received: list[int] = []
-    with handled_by(lambda number, _: received.append(number), signal.SIGINT, signal.SIGTERM):
+    with handled_by(lambda number, _: received.append(number), signal.SIGINT, *ending_signals()):
         processes = _job_processes(starter)
         for process in [starter] if starter.poll() is None else processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -171,7 +171,7 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
         ended += ", on a disk that is full (make room there)"
     if last_saved_step(run) is None:
         return f"{ended}: no snapshot to go on from"
-    return f"{ended}; `hvdtrain launch --resume --out {shown}` goes on with it"
+    return f"{ended}; `hvdtrain launch --resume --out {shown}` continues it (on hosts, with -H)"
 
 
 def _log(run: Path) -> Path:

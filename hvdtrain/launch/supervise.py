@@ -1,7 +1,6 @@
 """Running a launched job to its end: its output, requests to stop, and retries after failures."""
 
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,12 @@ import click
 
 from hvdtrain.base.errors import Failure
 from hvdtrain.base.formatting import recoded
-from hvdtrain.base.system.preempt import EXIT_CODE, handled_by, sigterm_unwinds
+from hvdtrain.base.system.preempt import (
+    EXIT_CODE,
+    ending_signals,
+    handled_by,
+    sigterm_unwinds,
+)
 from hvdtrain.launch.job_log import failure_reason, job_failure
 from hvdtrain.launch.processes import (
     ends_late,
@@ -108,8 +112,8 @@ def hand_over(command: LaunchCommand, out: Path) -> bool:
 def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> tuple[int, bool]:
     """Runs a job to its end and shows its output.
 
-    SIGTERM asks the ranks to save and leave. Ctrl-C, a second SIGTERM, or STOP_TIMEOUT_S of waiting
-    end the job on all hosts.
+    SIGTERM asks the ranks to save and leave, and so does SIGHUP. Ctrl-C, a second such signal, or
+    STOP_TIMEOUT_S of waiting end the job on all hosts.
 
     Args:
         respawns: see supervise.
@@ -130,7 +134,7 @@ def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> t
         launched_job(command, log) as process,
         respawner(out, command, log) if respawns else nullcontext(lambda: False) as has_forks,
         log.open("rb") as output,
-        handled_by(request_stop, signal.SIGTERM),
+        handled_by(request_stop, *ending_signals()),
     ):
         last = b"\n"
         is_late = ends_late(out / "summary.json")

@@ -313,11 +313,9 @@ The cells that were measured. The last three columns have the predicted samples/
 samples/s; `outside`: the measured mean is not in the predicted interval. The comparisons send fp16, as nearly all
 predictions for these cells do.
 
-Nearly all of these predictions are too fast. Their calibrations were made within an hour of the comparisons, but
-without runs. So they leave out what a training does beside its layers and its optimizer, which counts in small models.
-With a run of one process (`hvdtrain plan calibrate --from RUN`, a sprint of 3 s on one core), the predictions of these
-six cells were 0.87 to 1.09 times the measured samples/s of one machine, 1.13 to 1.26 times those of the ring, and 0.93
-to 1.29 times those of the servers."""
+The calibrations were made within half an hour before the comparisons. They have no run of a ring or of servers, and
+most predictions of these two are too fast for batches of 8. Earlier calibrations did not train with one process for
+some seconds, as they do now: for the first three models their predictions were 1.12 to 1.61 times too fast."""
 DETAILS = """\
 ## Samples/s and commands
 

@@ -156,6 +156,15 @@ def test_what_goes_wrong_is_a_line_and_nothing_hangs(tmp_path, fault, workers, s
         assert taken == [1, 2]
 
 
+def test_a_job_ends_if_a_worker_fails_before_it_calls_init(tmp_path):
+    script = tmp_path / "one_alone.py"
+    script.write_text(f"open({str(tmp_path / 'taken')!r}, 'x')\nimport hvdtrain\nhvdtrain.init()\n")
+    options = ("--wire", "rpc", "--timeout", "3")
+    done = run_script(tmp_path / "run", "ps-async", script, options=options)
+    assert done.returncode != 0
+    assert "one_alone.py, line 1 raised FileExistsError" in done.stdout, done.stdout
+
+
 def test_an_optimizer_that_servers_lack_is_refused(tmp_path):
     words = ("--optimizer", "lbfgs")
     done = run_script(tmp_path / "run", "single", REGRESSION, *words, workers=1)

@@ -1,4 +1,6 @@
-"""What a command leaves when its process gets a SIGTERM, as from `timeout` or a batch system."""
+"""What a command leaves when its process gets a SIGTERM, as from `timeout` or a batch system, or a
+SIGHUP, as from a terminal that is closed.
+"""
 
 import os
 import signal
@@ -25,12 +27,20 @@ def wait_for(condition, seconds=60):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_leaves_neither_folders_nor_processes(words, tmp_path):
+@pytest.mark.parametrize(
+    ("command_name", "number"),
+    [
+        ("bench", signal.SIGTERM),
+        ("verify", signal.SIGTERM),
+        ("calibrate", signal.SIGTERM),
+        ("bench", signal.SIGHUP),
+    ],
+)
+def test_a_command_leaves_neither_folders_nor_processes(command_name, number, tmp_path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = subprocess.Popen(
-        [sys.executable, "-m", "hvdtrain", *words],
+        [sys.executable, "-m", "hvdtrain", *COMMANDS[command_name]],
         cwd=tmp_path,
         env=os.environ | {"TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
@@ -41,9 +51,9 @@ def test_a_command_leaves_neither_folders_nor_processes(words, tmp_path):
     wait_for(lambda: process.children(recursive=True) and any(temporary.glob("hvdtrain-*")))
     time.sleep(0.5)  # Python ignores what a signal's handler raises at the moment of a fork
     started = process.children(recursive=True)
-    command.send_signal(signal.SIGTERM)
+    command.send_signal(number)
     _, said = command.communicate(timeout=30)
-    assert command.returncode == 143
+    assert command.returncode == 128 + number
     assert "Traceback" not in said
     wait_for(
         lambda: (

@@ -9,7 +9,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from hvdtrain.base.config.option_types import DURATION, METAVARS, Several, with_unit_of_time
+from hvdtrain.base.config.option_types import (
+    DURATION,
+    METAVARS,
+    Several,
+    WordOr,
+    with_unit_of_time,
+)
 from hvdtrain.base.config.run_config import OF_LOCAL_STEPS, RunConfig, flag, in_words
 
 # Flags and the parameter's name. The first two flags are the field's, the third is shorter.
@@ -194,7 +200,8 @@ def _as_option(
     kind = field.metadata["type"]
     help_text = field.metadata["help"].format_map(listed)
     default = in_words(field, default)
-    if kind is DURATION:
+    of_value = kind.other if isinstance(kind, WordOr) else kind
+    if of_value is DURATION and not isinstance(default, str):
         default = with_unit_of_time(default)
     if takes_several:
         kind = Several(kind)

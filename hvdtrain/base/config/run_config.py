@@ -171,7 +171,7 @@ class RunConfig:
     )
     sprint: float = option(
         0.0,
-        "Measure speed alone: warm up, train for 4s, say, and save nothing.",
+        "Measure speed alone: warm up, train for so long (for example 4s), and save nothing.",
         WordOr("none", 0.0, DURATION),
     )
     optimizer: str = option("adam", "One of {optimizer}.", str)

@@ -92,24 +92,34 @@ def immediate_sigterm() -> Iterator[None]:
         yield
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Returns the signals that end a command: SIGTERM, and SIGHUP, which a closed terminal sends.
+
+    SIGHUP is left out where it is ignored, as under nohup.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return [signal.SIGTERM]
+    return [signal.SIGTERM, signal.SIGHUP]
+
+
 def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which SIGTERM raises SystemExit(143).
+    """Returns a context in which SIGTERM raises SystemExit(143), and SIGHUP SystemExit(129).
 
     Then it ends a running job in order, as Ctrl-C does, and temporary folders are removed.
     """
 
     raised_at = -math.inf
 
-    def unwind(*_: object) -> None:
+    def unwind(number: int, _: object) -> None:
         nonlocal raised_at
         now = time.monotonic()
         # A second SIGTERM does not break off what the first began. But Python ignores what is
         # raised at the moment of a fork: then a later one begins it.
         if now - raised_at > UNWINDS_S:
             raised_at = now
-            raise SystemExit(EXIT_CODE)
+            raise SystemExit(128 + number)
 
-    return handled_by(unwind, signal.SIGTERM)
+    return handled_by(unwind, *ending_signals())
 
 
 def ended_by_sigterm(command: Callable[..., Any]) -> Callable[..., Any]:

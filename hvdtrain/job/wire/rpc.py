@@ -23,7 +23,7 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 from torch.futures import Future
 
 from hvdtrain.base.world.place import World
-from hvdtrain.job.wire.heartbeat import while_served
+from hvdtrain.job.wire.heartbeat import wait_for_ranks, while_served
 from hvdtrain.job.wire.messages import INLINE_BYTES
 from hvdtrain.job.wire.requests import Requests, as_future
 from hvdtrain.job.wire.wire import Wire
@@ -62,12 +62,16 @@ def connect(world: World, store: "Store", timeout: float, requests: Requests) ->
     Args:
         world: where this rank is.
         store: the store that all ranks share.
-        timeout: seconds that joining may take. All ranks are ready for it.
+                timeout: seconds after which a silent rank is lost.
         requests: answers the peers.
     """
     global _requests
     _requests = requests
     _internal_rpc_pickler._register_reducer(torch.Tensor, _reduce)
+    # init_rpc waits for all ranks too, but does not notice if one has ended.
+    store.set(f"wire/{world.rank}", "")
+    others = {rank: f"wire/{rank}" for rank in range(world.size) if rank != world.rank}
+    wait_for_ranks(store, others, timeout)
     met = PrefixStore("rpc", store), world.rank, world.size
     register_rendezvous_handler("hvdtrain", lambda url, **_: iter([met]))
     cores = len(os.sched_getaffinity(0))

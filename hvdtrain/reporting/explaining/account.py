@@ -24,7 +24,7 @@ from hvdtrain.runs.schema import read_server_loads
 
 # The parts of a step, in the order in which time is given to them, and what each is.
 PARTS = {
-    "computing": "data, forward, backward, optimizer and writing down what the step came to",
+    "computing": "loading data, forward, backward, the worker's optimizer, and writing metrics",
     "waiting_for_slowest": (
         "until the slowest worker has computed too; in ps-ssp until a worker far behind has; "
         "at an epoch's end until all have"
@@ -351,8 +351,8 @@ def _messages(run: Run, timeline: Timeline) -> float | str:
     workers = [process for process in run.summary.processes if process.role == "worker"]
     if run.manifest.threads_per_worker != 1 or not workers or not steps:
         return (
-            "processor time tells computing from messages "
-            "only where a worker computes with one thread"
+            "not known: messages can be told from computing only if each worker computes with one "
+            "thread (--threads 1)"
         )
     if field_value(run, "slow.asked") != "none" and len(made_slow(run)) < run.kind.workers:
         return "a worker that is made slow by --slow sleeps, and this run does not tell how long"

@@ -76,7 +76,8 @@ class Brief:
                 f"{self.steps} steps after the first"
             )
         console.print(
-            f"Too few to say for what it waited: {FEWEST_STEPS} steps are needed, as of\n"
+            f"These steps are too few to say what the workers waited for: {FEWEST_STEPS} are needed. "
+            "For a longer run:\n"
             f"{self.command}",
             soft_wrap=True,
         )

@@ -41,24 +41,27 @@ def explain(
     fifth of the run or more
 
     \b
-    - even its quicker steps take at least 1.5 times as long as the steps of the others,
+    - even its quicker steps (the lower quartile) take at least 1.5 times as long as the quicker
+      steps of the others,
     - the others wait for it three times as long as for any other worker,
     - they wait for it for at least a tenth of the time of its steps.
 
-    In asynchronous modes nobody waits: then it counts how long the others would wait in lockstep.
-    In these modes the estimate without the straggler is never more than the hosts' cores allow. In
-    other modes it is too high if the workers share cores. The file of --json
-    has an object, or a list for several runs: `straggler` (a rank, or null), `waited_s` by rank
-    (null where workers are not in step and none is a straggler); `absent_s`: when a rank that was
-    lost or left was away; `left_out`: lost ranks with too few steps to explain; `parts` of a step
-    in seconds; and `what_if`: samples/s of all workers.
+    In asynchronous modes nobody waits. There it counts how long the others would wait if all workers
+    took each step together. The line `without straggler` predicts the samples/s if the straggler
+    were as fast as the others. In asynchronous modes this prediction takes the hosts' cores into
+    account. In other modes it is too high if the workers share cores.
+
+    The file of --json has an object, or a list for several runs: `straggler` (a rank, or null),
+    `waited_s` by rank (null where workers are not in step and none is a straggler); `absent_s`:
+    when a rank that was lost or left was away; `left_out`: lost ranks with too few steps to
+    explain; `parts` of a step in seconds; and `what_if`: samples/s of all workers.
 
     If a run has fewer than 45 steps, it says how long they took, with an interval, and the command
     that trains for longer.
 
-    Of a comparison's folder it explains the fastest ring and the fastest servers, and says whether
-    steps or samples made the difference: of the time to the target, how much was due to seconds a
-    sample, and how much to the samples that it took.
+    Of a comparison's folder it explains one run of the fastest ring and one of the fastest servers.
+    If trainings of at least two contenders reached the target accuracy, it also says why one took
+    longer: more seconds for a sample, or more samples.
     """
     from hvdtrain.base.console import Console
     from hvdtrain.reporting.explaining.explained import Explained

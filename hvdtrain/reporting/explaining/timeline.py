@@ -53,8 +53,8 @@ class Timeline:
         in_step: whether workers took the same steps.
         ends_s: [columns] seconds of training at the end of each column, of the last worker.
         computed_s: [workers, columns] seconds of a step that a worker computed: data, forward,
-            backward, optimizer, and writing down what the step came to. If no step of a worker
-            ended in a stretch, they are of the step that the worker was at.
+            backward, optimizer, and writing metrics. If no step of a worker ended in a stretch,
+            they are of the step that the worker was at.
         waited_s: [workers, columns] seconds of a step in which a worker waited: for messages, for
             others, for a share.
         each_step: for each worker [steps, 8]: END, seconds of training at the end of the step;

@@ -81,7 +81,8 @@ def host_name() -> Finding:
         return Finding(WARNING, f"{name} does not resolve", advice)
     if address.startswith("127."):
         advice = (
-            "enough for one machine; on several hosts it must mean an address that the others reach"
+            "enough for one machine, and for several hosts that have one network each; with several "
+            "networks set HVDTRAIN_INTERFACE, or let the name mean an address that the others reach"
         )
         return Finding(WARNING, f"{name} is {address}", advice)
     return Finding(OK, f"{name} is {address}")
