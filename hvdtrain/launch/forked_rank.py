@@ -14,6 +14,7 @@ ready at once.
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -70,6 +71,23 @@ def number(connection: socket.socket) -> int:
     return value
 
 
+def _wait_for_answer(connection: socket.socket) -> None:
+    """Blocks until there is something to read from the connection, and lets signals be handled.
+
+    Python runs a signal's handler between two of its instructions. So a signal that comes just
+    before a blocking call would wait for the end of that call. Here it writes to a socket too.
+    """
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    is_answered = False
+    while not is_answered:
+        readable, _, _ = select.select([connection, woken], [], [])
+        if woken in readable:
+            woken.recv(len(PASSED_ON))
+        is_answered = connection in readable
+
+
 def forked_program(place: str, program: list[str]) -> list[str]:
     """Returns the command that has a program forked by the fork server at a socket."""
     return [sys.executable, "-S", "-E", "-P", __file__, place, *program]
@@ -85,6 +103,7 @@ def main() -> None:
     for passed in PASSED_ON:
         signal.signal(passed, lambda number, _: os.kill(rank, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    _wait_for_answer(connection)
     code = number(connection)
     if code < 0:  # a signal ended it, and ends this process too, so that the starter sees that
         if -code in PASSED_ON:
