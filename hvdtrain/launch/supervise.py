@@ -1,9 +1,12 @@
 """Running a launched job to its end: its output, requests to stop, and retries after failures."""
 
+import errno
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from hvdtrain.base.system.preempt import (
     EXIT_CODE,
     ending_signals,
     handled_by,
+    leave_terminal,
     sigterm_unwinds,
 )
 from hvdtrain.launch.job_log import failure_reason, job_failure
@@ -109,6 +113,32 @@ def hand_over(command: LaunchCommand, out: Path) -> bool:
     )
 
 
+class _StopRequest:
+    """The request that the ranks save and leave, which a signal to this process makes.
+
+    Args:
+        ask: asks the ranks.
+
+    Attributes:
+        at: when the signal came, by time.monotonic(); None: it has not come.
+    """
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask = ask
+        self.at: float | None = None
+
+    def take(self, number: int, _: object) -> None:
+        """Takes a signal, as a handler. A second one ends this process, but for SIGHUP."""
+        if number == signal.SIGHUP:
+            leave_terminal()
+            if self.at is not None:  # a shell and the system both send it
+                return
+        if self.at is not None:
+            raise SystemExit(EXIT_CODE)
+        self.at = time.monotonic()
+        self._ask()
+
+
 def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> tuple[int, bool]:
     """Runs a job to its end and shows its output.
 
@@ -121,20 +151,13 @@ def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> t
     Returns:
         The exit code, and whether the job was asked to stop.
     """
-    requested_at: list[float] = []
-
-    def request_stop(*_: object) -> None:
-        if requested_at:
-            raise SystemExit(EXIT_CODE)
-        requested_at.append(time.monotonic())
-        _ask_to_leave(process, command, out, respawns)
-
+    stop = _StopRequest(lambda: _ask_to_leave(process, command, out, respawns))
     with (
         sigterm_unwinds(),
         launched_job(command, log) as process,
         respawner(out, command, log) if respawns else nullcontext(lambda: False) as has_forks,
         log.open("rb") as output,
-        handled_by(request_stop, *ending_signals()),
+        handled_by(stop.take, *ending_signals()),
     ):
         last = b"\n"
         is_late = ends_late(out / "summary.json")
@@ -146,20 +169,29 @@ def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> t
                 has_ended = process.returncode < 0 or not has_forks()
             has_ended = has_ended or is_late()
             lines = output.read().splitlines(keepends=True)
-            if requested_at:
+            if stop.at is not None:
                 # The starter takes ranks that leave for failures, and prints a traceback.
                 lines = [line for line in lines if re.match(rb"\[\d+\]<std", line)]
             last = lines[-1] if lines else last
             if has_ended and not last.endswith(b"\n"):
                 lines.append(b"\n")  # messages about the job begin a new line
-            encoding = sys.stdout.encoding
-            sys.stdout.buffer.writelines(recoded(line, encoding) for line in lines)
-            sys.stdout.flush()
+            _show(lines)
             if has_ended:
-                return process.returncode or 0, bool(requested_at)
-            if requested_at and time.monotonic() - requested_at[0] > STOP_TIMEOUT_S:
+                return process.returncode or 0, stop.at is not None
+            if stop.at is not None and time.monotonic() - stop.at > STOP_TIMEOUT_S:
                 raise SystemExit(EXIT_CODE)
             time.sleep(0.1)
+
+
+def _show(lines: Sequence[bytes]) -> None:
+    """Shows a job's output. A terminal that was closed shows nothing: SIGHUP tells of that."""
+    encoding = sys.stdout.encoding
+    try:
+        sys.stdout.buffer.writelines(recoded(line, encoding) for line in lines)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 def _ask_to_leave(

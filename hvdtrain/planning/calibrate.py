@@ -182,14 +182,19 @@ def _with_training(
     if step_s > LONGEST_STEP_S:
         return calibration
     threads = [calibration.threads_per_worker]
-    if usable_cores() > threads[0]:
-        threads.append(int(usable_cores()))
+    cores = int(usable_cores())
+    if cores > threads[0]:
+        threads.append(cores)
     with sprints(config, calibration.batch_per_worker, threads, say) as runs:
-        trained = with_computing(calibration, runs)
-        made = calibration.made | {
-            "trained_threads": [run.manifest.threads_per_worker for run in runs]
-        }
-    return replace(trained, made=made)
+        if not runs:
+            return calibration
+        try:
+            trained = with_computing(calibration, runs)
+        except UsageError as error:  # of too few steps, say
+            say(f"the trainings are left out: {error}")
+            return calibration
+        counted = [run.manifest.threads_per_worker for run in runs]
+    return replace(trained, made=calibration.made | {"trained_threads": counted})
 
 
 def _is_measured(name: str, measured: probe.Measured) -> bool:

@@ -44,33 +44,46 @@ def sprints(
     with tempfile.TemporaryDirectory(prefix="hvdtrain-calibrate-") as folder:
         runs = []
         for number in threads:
-            run = _undisturbed(config, batch, number, Path(folder))
+            run = _undisturbed(config, batch, number, Path(folder), say)
             if run is not None:
                 runs.append(run)
-        if not runs:
-            say("training could not be measured: what a step takes beside its layers is left out")
         yield runs
 
 
-def _undisturbed(config: RunConfig, batch: int, threads: int, folder: Path) -> Run | None:
+def _undisturbed(
+    config: RunConfig, batch: int, threads: int, folder: Path, say: Callable[[str], None]
+) -> Run | None:
     for attempt in range(MOST_TIMES):
         out = folder / f"{threads}-{attempt}"
         watch = Watch()
-        run = _sprint(config, batch, threads, out)
-        if run is None or watch.others() <= FOREIGN_SHARE:
+        try:
+            run = _sprint(config, batch, threads, out)
+        except (OSError, subprocess.SubprocessError, UsageError) as error:
+            say(f"a training is left out: {_reason(error)}")
+            return None
+        if watch.others() <= FOREIGN_SHARE:
             return run
+    say("a training is left out: the machine did other work")
     return None
 
 
-def _sprint(config: RunConfig, batch: int, threads: int, out: Path) -> Run | None:
-    """Returns a run of `SPRINT_S`; None where it failed."""
+def _reason(error: Exception) -> str:
+    """Returns why a training failed: the last line that it printed, if it printed one."""
+    printed = getattr(error, "stderr", None) or b""
+    lines = printed.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else str(error)
+
+
+def _sprint(config: RunConfig, batch: int, threads: int, out: Path) -> Run:
+    """Returns a run of `SPRINT_S`.
+
+    Raises:
+        OSError, subprocess.SubprocessError, UsageError: it failed.
+    """
     of_sprint = dataclasses.replace(
         config, mode="single", device="cpu", batch_size=batch, threads=threads, sprint=SPRINT_S
     )
     command = [sys.executable, "-Pm", "hvdtrain", "train", "--out", str(out)]
     command += of_sprint.to_args()
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
-        return finished(out)
-    except (OSError, subprocess.SubprocessError, UsageError):
-        return None
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+    return finished(out)

@@ -54,4 +54,5 @@ def test_a_run_that_other_work_disturbs_is_made_again_and_left_out_if_that_is_di
 
 def test_a_run_that_fails_leaves_the_calibration_without_it():
     runs, _, lines = runs_of(dataclasses.replace(SMALL, model="nothing.py:missing"))
-    assert not runs and "training could not be measured" in lines[-1]
+    assert not runs and "a training is left out: hvdtrain: " in lines[-1]
+    assert "nothing.py" in lines[-1]

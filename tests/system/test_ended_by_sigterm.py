@@ -2,10 +2,14 @@
 SIGHUP, as from a terminal that is closed.
 """
 
+import contextlib
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import psutil
@@ -64,3 +68,32 @@ def test_a_command_leaves_neither_folders_nor_processes(command_name, number, tm
     )
     assert list(temporary.glob("hvdtrain-*")) == []
     assert not (tmp_path / "calibration.json").exists()
+
+
+def test_a_terminal_that_is_closed_lets_the_ranks_save(tmp_path):
+    """A shell sends SIGHUP then, and writing to the terminal fails."""
+    ours, terminal = pty.openpty()
+    words = ["launch", "-n", "1", "--out", "run", "--", "--mode", "single", *SMALL]
+    words += ["--epochs", "500", "--threads", "1", "--snapshot-every", "never"]
+    launch = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain", *words],
+        cwd=tmp_path,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    os.set_blocking(ours, False)
+    run = tmp_path / "run"
+
+    def is_training():
+        with contextlib.suppress(BlockingIOError):
+            os.read(ours, 2**16)  # as the terminal's window does
+        return any(file.stat().st_size for file in run.glob("metrics.rank*.jsonl"))
+
+    wait_for(is_training)
+    os.close(ours)
+    assert launch.wait(60) == 143
+    assert any((run / "snapshots").iterdir())

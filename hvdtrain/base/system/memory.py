@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import resource
+import threading
 from collections.abc import Iterator
 
 from hvdtrain.base.system.cgroups import memory_limit
@@ -19,18 +20,27 @@ _M_ARENA_MAX = -8
 class _Peak:
     """The most resident memory of this process so far, in bytes, without memory of others.
 
-    Attributes:
-        of_others: the bytes of other processes' memory that this process has mapped.
+    Memory of others that is mapped no more still counts as theirs: the system's peak has it.
     """
 
     def __init__(self) -> None:
-        self.of_others = 0
+        self._of_others = 0
         self._most = 0
+        self._lock = threading.Lock()
+
+    def more_of_others(self, size: int) -> None:
+        with self._lock:
+            self._look()  # before the peak grows by it
+            self._of_others += size
 
     def most(self) -> int:
+        with self._lock:
+            self._look()
+            return self._most
+
+    def _look(self) -> None:
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self._most = max(self._most, resident - self.of_others)
-        return self._most
+        self._most = max(self._most, resident - self._of_others)
 
 
 _peak = _Peak()
@@ -81,10 +91,9 @@ def free_memory() -> int:
     return int(min(psutil.virtual_memory().available, memory_limit()))
 
 
-def count_memory_of_others(change: int) -> None:
-    """Takes note that this process has mapped so many more bytes of another process's memory."""
-    _peak.most()  # before the change
-    _peak.of_others += change
+def count_memory_of_others(size: int) -> None:
+    """Takes note that this process will touch so many more bytes of another process's memory."""
+    _peak.more_of_others(size)
 
 
 def peak_rss_mb() -> float:

@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -102,6 +103,19 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGHUP]
 
 
+def leave_terminal() -> None:
+    """Sends what this process prints from now on to /dev/null.
+
+    After SIGHUP its terminal is closed, and each print would fail.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        # A closed terminal is still a device, though no terminal any more.
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which SIGTERM raises SystemExit(143), and SIGHUP SystemExit(129).
 
@@ -112,6 +126,8 @@ def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
 
     def unwind(number: int, _: object) -> None:
         nonlocal raised_at
+        if number == signal.SIGHUP:
+            leave_terminal()
         now = time.monotonic()
         # A second SIGTERM does not break off what the first began. But Python ignores what is
         # raised at the moment of a fork: then a later one begins it.

@@ -30,7 +30,10 @@ class WeightsMemory(Protocol):
         """Returns a copy of a tensor, in this memory."""
 
     def is_read(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a worker that was sent this tensor may still read it."""
+        """Returns whether a worker that was sent this tensor may still read it.
+
+        True where nobody knows.
+        """
 
 
 class OwnMemory:
@@ -56,7 +59,8 @@ class BucketWeights:
         memory: the memory that copies are in.
 
     Attributes:
-        readers: the workers that were sent the present memory, and have not pushed since.
+        readers: the workers that were sent the present memory, and have not pushed since, without
+            those that are lost.
         version: the number of updates.
         changes: how often the weights or the optimizer's state were changed.
         predicted: [bucket] float32, what workers are sent in place of the weights, if anything:

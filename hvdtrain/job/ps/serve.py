@@ -202,6 +202,9 @@ def _come_back(job: Job, server: Server, killed: KilledServer) -> "tuple[Wire, S
     if roster.shares_memory:
         # Peers that knew the killed process's memory will get to know this one's.
         server.shared.on = True
+        for bucket in server.buckets.values():  # which were restored before
+            weights = bucket.weights
+            weights.move_to(server.shared.keep(weights.tensor.detach()))
     wire = start_again(job.config.wire, roster.endpoint, roster.others, timeout, server)
     with contextlib.suppress(Failure):  # another process has the port: nobody joins any more
         if world.rank == 0:

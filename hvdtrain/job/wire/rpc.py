@@ -62,7 +62,7 @@ def connect(world: World, store: "Store", timeout: float, requests: Requests) ->
     Args:
         world: where this rank is.
         store: the store that all ranks share.
-                timeout: seconds after which a silent rank is lost.
+        timeout: seconds after which a silent rank is lost, and that init_rpc may take then.
         requests: answers the peers.
     """
     global _requests

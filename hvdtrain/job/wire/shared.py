@@ -104,8 +104,9 @@ class SharedMemory:
         self._flags = mmap.mmap(self.file, FLAGS)
         self._slots: list[_Slot] = []  # by number
         self._passing: list[_Slot] = []  # of these, the slots of `put`
-        self._keeping: list[_Slot] = []  # and the slots of `keep`
         self._kept: dict[int, _Slot] = {}  # the slot of each tensor that is kept, by its address
+        # Slots of tensors that were kept. Receivers may still have them.
+        self._given_up: deque[_Slot] = deque()
         self._end = FLAGS
         self._peers: dict[tuple[int, int], _Peer] = {}
         # The columns of receivers that came in another's place; a receiver's column is its number
@@ -151,7 +152,7 @@ class SharedMemory:
         slot = None
         if self.on and tensor.nbytes > INLINE_BYTES:
             with self._lock:
-                slot = self._free_slot(self._keeping, tensor.nbytes, math.inf)
+                slot = self._free_kept_slot(tensor.nbytes)
                 if slot is not None:
                     self._flags[slot.flag(SENDER)] = 1
         if slot is None:
@@ -159,17 +160,18 @@ class SharedMemory:
         memory = slot.memory[: tensor.nbytes]
         address = memory.ctypes.data
         self._kept[address] = slot
-        weakref.finalize(memory, self._let_go, address, slot.flag(SENDER)).atexit = False
+        weakref.finalize(memory, self._let_go, address, slot).atexit = False
         kept = torch.from_numpy(memory).view(tensor.dtype).view(tensor.shape)
         return kept.copy_(tensor)
 
-    def _let_go(self, address: int, flag: int) -> None:
+    def _let_go(self, address: int, slot: _Slot) -> None:
         """Takes note that a tensor that was kept is garbage.
 
         Any thread may find that out, also one that holds the lock.
         """
         del self._kept[address]
-        self._flags[flag] = 0
+        self._flags[slot.flag(SENDER)] = 0
+        self._given_up.append(slot)
 
     def is_read(self, tensor: torch.Tensor) -> bool:
         """Returns whether a receiver that was sent this tensor may still read it.
@@ -180,13 +182,16 @@ class SharedMemory:
         return slot is None or self._flags[slot.flag(0) : slot.flag(RECEIVERS)] != _UNREAD
 
     def put(self, tensor: torch.Tensor, receiver: int, held: bool = False) -> Any:
-        """Copies a CPU tensor to where the receiver may read it, unless it is kept there.
+        """Copies a CPU tensor to where the receiver may read it.
+
+        A tensor that is kept is not copied, unless the receiver was sent it before and has not let
+        go of it.
 
         Args:
             tensor: the tensor to send.
             receiver: a number of the caller's.
-            held: what was copied stays there until `release`, even when the receiver has let go of
-                it.
+            held: the copy stays there until `release`, even when the receiver has let go of it. Not
+                for tensors that are kept.
 
         Returns:
             The Parcel to send; the tensor where it is small, or no memory is left.
@@ -200,7 +205,7 @@ class SharedMemory:
             slot = self._kept.get(tensor.data_ptr())
             is_there = slot is not None and not self._flags[slot.flag(column)]
             if not is_there:
-                slot = self._free_slot(self._passing, tensor.nbytes, MOST)
+                slot = self._free_passing_slot(tensor.nbytes)
             if slot is None:
                 return self._for_message(tensor)
             self._flags[slot.flag(column)] = 1
@@ -218,34 +223,48 @@ class SharedMemory:
         """Returns a tensor for a message: of a kept one a copy, since no flag says who reads it."""
         return tensor.clone() if tensor.data_ptr() in self._kept else tensor
 
-    def _free_slot(self, slots: list[_Slot], size: int, most: float) -> _Slot | None:
-        """Returns one of these slots that nobody uses for so many bytes, or a new one.
+    def _free_passing_slot(self, size: int) -> _Slot | None:
+        """Returns a slot that nobody uses for so many bytes; None where no memory is left.
 
         The first slot that fits is taken, so that few are in use, and those in the processor's
-        caches. None where all are in use, and together with a new one would have more bytes than
-        `most`.
+        caches.
         """
-        for slot in slots:
-            if size <= len(slot.memory) <= 2 * size and self._is_free(slot):
+        for slot in self._passing:
+            if self._is_free(slot, size):
                 return slot
-        return self._add_slot(slots, size, most)
+        used = sum(len(slot.memory) for slot in self._passing)
+        if used + _up(size, _page(size)) > MOST:
+            return None
+        added = self._add_slot(size)
+        if added is not None:
+            self._passing.append(added)
+        return added
 
-    def _is_free(self, slot: _Slot) -> bool:
-        return self._flags[slot.flag(0) : slot.flag(COLUMNS)] == _FREE
+    def _free_kept_slot(self, size: int) -> _Slot | None:
+        """Returns a slot for a tensor of so many bytes; None where there are too many slots."""
+        for _ in range(len(self._given_up)):
+            slot = self._given_up.popleft()
+            if self._is_free(slot, size):
+                return slot
+            self._given_up.append(slot)
+        return self._add_slot(size)
 
-    def _add_slot(self, slots: list[_Slot], size: int, most: float) -> _Slot | None:
+    def _is_free(self, slot: _Slot, size: int) -> bool:
+        """Returns whether nobody uses a slot, and it fits so many bytes."""
+        fits = size <= len(slot.memory) <= 2 * size
+        return fits and self._flags[slot.flag(0) : slot.flag(COLUMNS)] == _FREE
+
+    def _add_slot(self, size: int) -> _Slot | None:
         number = len(self._slots)
         unit = _page(size)
         start = _up(self._end, unit)
         length = _up(size, unit)
-        used = sum(len(slot.memory) for slot in slots)
-        if (number + 1) * COLUMNS > FLAGS or used + length > most:
+        if (number + 1) * COLUMNS > FLAGS:
             return None
         self._end = start + length
         os.ftruncate(self.file, self._end)
         slot = _Slot(number, start, _mapped(self.file, start, length))
         self._slots.append(slot)
-        slots.append(slot)
         return slot
 
     def release(self, sent: Any) -> None:
@@ -333,8 +352,7 @@ class _Peer:
                 raise ValueError(f"beyond its memory: {size} bytes from {start}")
             slot = _mapped(self.file, start, _up(size, _page(size)))
             self.slots[start] = slot
-            count_memory_of_others(len(slot))
-            weakref.finalize(slot, count_memory_of_others, -len(slot)).atexit = False
+            count_memory_of_others(_up(size, mmap.PAGESIZE))
         return slot[:size]
 
 
