@@ -5,8 +5,8 @@ while it kills them half a second after a SIGTERM; Grid Engine sends them before
 kills. If a starter passes no signals on, a file beside the run folder asks the first worker. All
 workers leave when one is asked to. A server that is asked tells the workers.
 
-SIGTERM also ends the commands that start jobs, and so does SIGHUP: see ending_signals. A rank is not
-asked by SIGHUP, which ends it.
+SIGTERM also ends the commands that start jobs, and so does SIGHUP: see ending_signals. SIGHUP ends a
+rank at once, without a snapshot.
 """
 
 import contextlib
