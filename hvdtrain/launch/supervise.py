@@ -18,7 +18,6 @@ from hvdtrain.base.system.preempt import (
     EXIT_CODE,
     ending_signals,
     handled_by,
-    leave_terminal,
     sigterm_unwinds,
 )
 from hvdtrain.launch.job_log import failure_reason, job_failure
@@ -129,14 +128,11 @@ class _StopRequest:
 
     def take(self, number: int, _: object) -> None:
         """Takes a signal, as a handler. A second one ends this process, but for SIGHUP."""
-        if number == signal.SIGHUP:
-            leave_terminal()
-            if self.at is not None:  # a shell and the system both send it
-                return
-        if self.at is not None:
+        if self.at is None:
+            self.at = time.monotonic()
+            self._ask()
+        elif number != signal.SIGHUP:  # which a shell and the system both send
             raise SystemExit(EXIT_CODE)
-        self.at = time.monotonic()
-        self._ask()
 
 
 def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> tuple[int, bool]:

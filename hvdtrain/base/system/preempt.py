@@ -106,7 +106,7 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGHUP]
 
 
-def leave_terminal() -> None:
+def _leave_terminal() -> None:
     """Sends what this process prints from now on to /dev/null.
 
     After SIGHUP its terminal is closed, and each print would fail.
@@ -129,8 +129,6 @@ def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
 
     def unwind(number: int, _: object) -> None:
         nonlocal raised_at
-        if number == signal.SIGHUP:
-            leave_terminal()
         now = time.monotonic()
         # A second SIGTERM does not break off what the first began. But Python ignores what is
         # raised at the moment of a fork: then a later one begins it.
@@ -154,14 +152,20 @@ def ended_by_sigterm(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def handled_by(handler: Callable[..., None], *signals: signal.Signals) -> Iterator[None]:
-    """Sets another handler for these signals in the block.
+    """Sets another handler for these signals in the block. On SIGHUP it finds the terminal left.
 
     It does nothing in threads other than the main one, which handle no signals.
     """
+
+    def handle(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        handler(number, frame)
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [signal.signal(number, handler) for number in signals]
+    before = [signal.signal(number, handle) for number in signals]
     try:
         yield
     finally:

@@ -173,6 +173,8 @@ def make_server(
     server = Server(world.workers, make_bucket, decode, load, journal, shared, fixed_shares)
     if trace.is_on:
         server.calls["push"] = traced(server.push, world.rank, world.workers, load)
+    # Of a server that was killed, whose peers will get to know this process's memory.
+    shared.on = server.roster.shares_memory
     for number in journal.saved_buckets():
         server.install(number, torch.empty(0))  # the journal restores what was saved
     return server
@@ -199,12 +201,6 @@ def _come_back(job: Job, server: Server, killed: KilledServer) -> "tuple[Wire, S
         "lost_updates": 0,
     }
     server.handle(roster, roster.know, {"returned": [*roster.returned, returned]})
-    if roster.shares_memory:
-        # Peers that knew the killed process's memory will get to know this one's.
-        server.shared.on = True
-        for bucket in server.buckets.values():  # which were restored before
-            weights = bucket.weights
-            weights.move_to(server.shared.keep(weights.tensor.detach()))
     wire = start_again(job.config.wire, roster.endpoint, roster.others, timeout, server)
     with contextlib.suppress(Failure):  # another process has the port: nobody joins any more
         if world.rank == 0:
