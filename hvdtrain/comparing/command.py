@@ -258,13 +258,13 @@ def compare(
 
     A contender is a mode with its number of workers and servers and its settings. Speed is measured
     in sprints, which are short runs: each contender makes --repeats of them. Shorter sprints come
-    first, and do not count. They try as many settings of rings as of servers, in the same time, such
-    as other transports, wires and numbers of servers. An option that is given is not varied.
+    first, and do not count. They try settings, such as other transports, wires and numbers of
+    servers: as many of rings as of servers, in the same time. An option that is given is not varied.
     Settings that are shown to be slower are left out. Then whole trainings measure accuracy: one for
     all modes that compute the same weights, by the fastest of them, and one for each asynchronous
     mode that is not far too slow. A second one follows if the answer depends on it. If a length is
-    given, such as --epochs 5, whole trainings measure speed, and no sprint counts. If --trainings is
-    given too, sprints come first.
+    given, such as --epochs 5, whole trainings measure speed. If --trainings or --sprint is given
+    too, sprints measure speed, and the length is that of the whole trainings.
 
     With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
     of each contender. It ends when the target is reached, or after all epochs.

@@ -55,10 +55,10 @@ def deciding_options(command: _Command) -> _Command:
         type=DecidingMeasure(),
         default=None,
         show_default="speed; in `report`, what the comparison was made with",
-        help="What decides: `speed`, of contenders that are equally accurate, or `time-to-target` "
-        "(short `target`): the seconds of training to --target-accuracy. With `target` every "
-        "repeat is a whole training, which ends at the target, and the report has the answer by "
-        "speed too.",
+        help="What decides: `speed` (the faster contender also has to be as accurate), or "
+        "`time-to-target` (short `target`): the seconds of training to --target-accuracy. With "
+        "`target` every repeat is a whole training, which ends at the target, and the report has "
+        "the answer by speed too.",
     )
     margin = click.option(
         "--margin",

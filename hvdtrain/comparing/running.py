@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import in_minutes, with_noun
-from hvdtrain.base.system.preempt import sigterm_unwinds
+from hvdtrain.base.system.preempt import signals_unwind
 from hvdtrain.base.world.load import beside_others
 from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.earlier import match, set_aside
@@ -232,7 +232,7 @@ class Comparison:
         if kept:
             self.console.print(f"there already, and left as it is: {with_noun(len(kept), 'run')}")
         shown = bar(self.console) if self.console.is_terminal else contextlib.nullcontext()
-        with shown as self._bar, sigterm_unwinds(), self._resources:
+        with shown as self._bar, signals_unwind(), self._resources:
             self._task = self._bar and self._bar.add_task("", total=None)
             if self.search:
                 self._run_search(self.search)

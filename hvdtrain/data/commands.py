@@ -12,7 +12,7 @@ from hvdtrain.base.config.option_types import Folder, Real
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import printable_name
 from hvdtrain.base.system.own_code import is_code
-from hvdtrain.base.system.preempt import ended_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_signals
 from hvdtrain.data.build import build
 from hvdtrain.data.folder import TEST, TRAIN, VALIDATION, ImageFolder, read_manifest, scan
 from hvdtrain.data.names import readable
@@ -141,7 +141,7 @@ def list_() -> None:
     help="turntable: share of each pixel that is noise of coloured squares, different in each view.  "
     "[default: 0, of noisy-turntable 0.4]",
 )
-@ended_by_sigterm
+@ended_by_signals
 def build_(
     name: str, out: Path, archive: Path | None, source: Path | None, force: bool, **options: Any
 ) -> None:
@@ -227,7 +227,7 @@ def _tell_notes(images: ImageFolder) -> None:
 @click.argument("dataset", metavar="FOLDER")
 @LABEL
 @HELD_OUT
-@ended_by_sigterm
+@ended_by_signals
 def check_(dataset: str, label: str, validation: float) -> None:
     """Decode and hash every image of FOLDER (or of a data set's name, or of Parquet files' URL).
 
@@ -277,7 +277,7 @@ def check_(dataset: str, label: str, validation: float) -> None:
 )
 @LABEL
 @HELD_OUT
-@ended_by_sigterm
+@ended_by_signals
 def show_(dataset: str, out: Path, images: int, label: str, validation: float) -> None:
     """Draw a contact sheet of FOLDER: images of each class, and what `--augment` does to the first.
 
@@ -307,7 +307,7 @@ def show_(dataset: str, out: Path, images: int, label: str, validation: float) -
 @click.option("--force", is_flag=True, help="Replace what is packed there.")
 @LABEL
 @HELD_OUT
-@ended_by_sigterm
+@ended_by_signals
 def pack_(
     dataset: str, url: str, shard_mb: int, force: bool, label: str, validation: float
 ) -> None:

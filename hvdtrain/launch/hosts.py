@@ -92,7 +92,7 @@ def secrets_option(command: Callable) -> Callable:
         callback=_with_values,
         help="Give ranks this variable of the environment, such as AWS_SECRET_ACCESS_KEY or "
         "HTTPS_PROXY. Variables that set libraries' options are given to ranks anyway. No command "
-        "line shows it. Can be repeated.",
+        "line shows the value. Can be repeated.",
     )(command)
 
 

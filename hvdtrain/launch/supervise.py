@@ -18,7 +18,7 @@ from hvdtrain.base.system.preempt import (
     EXIT_CODE,
     ending_signals,
     handled_by,
-    sigterm_unwinds,
+    signals_unwind,
 )
 from hvdtrain.launch.job_log import failure_reason, job_failure
 from hvdtrain.launch.processes import (
@@ -149,7 +149,7 @@ def _run_once(command: LaunchCommand, log: Path, out: Path, respawns: bool) -> t
     """
     stop = _StopRequest(lambda: _ask_to_leave(process, command, out, respawns))
     with (
-        sigterm_unwinds(),
+        signals_unwind(),
         launched_job(command, log) as process,
         respawner(out, command, log) if respawns else nullcontext(lambda: False) as has_forks,
         log.open("rb") as output,

@@ -17,7 +17,7 @@ from hvdtrain.base.config.run_config import WIRES, RunConfig
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import some_of, with_noun
-from hvdtrain.base.system.preempt import ended_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_signals
 from hvdtrain.planning.calibration import Calibration, Quantity, load
 from hvdtrain.planning.scenario import MODES, RING_MODES, SERVER_MODES, Scenario
 from hvdtrain.planning.units import BANDWIDTH, LATENCY, Counts, SlowRules
@@ -90,7 +90,7 @@ def plan() -> None:
     required=True,
     help="File of the calibration, JSON with units in its names.",
 )
-@ended_by_sigterm
+@ended_by_signals
 def calibrate(
     batch_size: int,
     cores: float | None,

@@ -27,7 +27,7 @@ import os, signal
 from hvdtrain.base.system import preempt
 preempt.UNWINDS_S = {ignored_s}
 try:
-    with preempt.sigterm_unwinds():
+    with preempt.signals_unwind():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         finally:

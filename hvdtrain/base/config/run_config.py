@@ -82,8 +82,8 @@ class RunConfig:
     )
     label: str = option(
         "",
-        "Parquet files: the column of classes, where it is neither called `label` nor the only one "
-        "with ClassLabels.",
+        "Parquet files: the column of classes. Needed unless it is called `label` or is the only "
+        "one with ClassLabels.",
         str,
     )
     validation: float = option(
@@ -101,8 +101,8 @@ class RunConfig:
     model: str = option(
         "vggf",
         "One of {model}. FILE.py:FUNCTION, or MODULE:FUNCTION such as torchvision.models:resnet18, "
-        "names a function of the number of classes that returns an nn.Module. timm:NAME is a model "
-        "of timm.",
+        "names a function that takes the number of classes and returns an nn.Module. timm:NAME is "
+        "a model of timm.",
         str,
     )
     width: float = option(
@@ -224,8 +224,8 @@ class RunConfig:
     weight_decay: float = option(0.0, "Weight decay.", click.FloatRange(0))
     push_scale: str = option(
         "softsync",
-        "In ps-async and ps-ssp, how a push counts: `softsync`: the mean of N pushes, whichever "
-        "workers made them, is one step; `mean`: each push is a step, with 1/N of the learning "
+        "In ps-async and ps-ssp with N workers, how a push counts: `softsync`: the mean of N "
+        "pushes, of any workers, is one step; `mean`: each push is a step, with 1/N of the learning "
         "rate; `none`: each push is a step with the whole learning rate, as in MXNet. With --local-steps "
         "`softsync` is `mean`.",
         click.Choice(["softsync", "mean", "none"]),
@@ -263,16 +263,16 @@ class RunConfig:
         "auto",
         "How a global batch is shared out: `equal`, the same to each worker; `measured`, in modes "
         "whose workers take each step together (lockstep): in proportion to each worker's speed, "
-        "measured about every second, for workers that stay slower than others; `leased`, in "
+        "measured about every second, which helps if a worker is always slower; `leased`, in "
         "ps-async and ps-ssp: a worker takes its next share when it is ready. `auto` is leased where "
         "that is possible, else equal.",
         click.Choice(["auto", "equal", "measured", "leased"]),
     )
     wait_for: str = option(
         "auto",
-        "What waits for the weights that a step makes: `layer`: in the next forward each layer "
-        "waits for its weights, so that the others travel while it computes; `step`: the next "
-        "forward begins when all weights are there. `auto` is layer with servers, step in a ring.",
+        "When the next forward waits for new weights. `layer`: each layer waits only for its own "
+        "weights, and the weights of later layers arrive while it computes. `step`: the forward "
+        "begins when all weights are there. `auto` is layer with servers, step in a ring.",
         click.Choice(["auto", "layer", "step"]),
     )
     local_steps: int = option(
@@ -309,9 +309,9 @@ class RunConfig:
     )
     compression: str = option(
         "none",
-        "How gradients are sent: {compression}. allreduce has none and fp16, ddp none and powersgd, "
-        "sharded none, servers all but powersgd. What codecs of fewer than 16 bits leave out of a "
-        "push is added to the next.",
+        "How gradients are sent: {compression}. allreduce takes `none` or `fp16`, ddp `none` or "
+        "`powersgd`, sharded only `none`, servers all but `powersgd`. With fewer than 16 bits, the "
+        "part of a push that is lost is added to the next push.",
         str,
     )
     wire: str = option(
@@ -323,7 +323,7 @@ class RunConfig:
     ring_transport: str = option(
         "auto",
         "What carries Horovod's tensors on CPUs, in allreduce and sharded: `mpi` (if mpirun started "
-        "the ranks) or `gloo` (any other ranks, and ranks on one machine). `auto` is mpi where that "
+        "the ranks) or `gloo` (if mpirun started them, only on one machine). `auto` is mpi where that "
         "is possible.",
         click.Choice(["auto", "gloo", "mpi"]),
     )
@@ -351,8 +351,8 @@ class RunConfig:
     )
     threads: int = option(
         0,
-        "Threads a worker computes with; `auto` shares the host's cores, `-1` leaves one of a worker's "
-        "share free, for messages or a server.",
+        "Threads a worker computes with; `auto` shares the host's cores, `-1` leaves one core of each "
+        "worker's share free, for messages or a server.",
         WordOr("auto", 0, NumberOfThreads()),
     )
     slow: str = option(
@@ -399,8 +399,8 @@ class RunConfig:
     )
     snapshot_every: str = option(
         "epoch",
-        "When to save a snapshot for --resume: after each `epoch`, `never`, or every 10m, say. A "
-        "SIGTERM saves one too.",
+        "When to save a snapshot for --resume: after each `epoch`, `never`, or at an interval such "
+        "as `10m`. A SIGTERM saves one too.",
         SnapshotEvery(),
     )
     keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))

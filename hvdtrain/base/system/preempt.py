@@ -119,7 +119,7 @@ def _leave_terminal() -> None:
     os.close(nowhere)
 
 
-def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
+def signals_unwind() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which SIGTERM raises SystemExit(143), and SIGHUP SystemExit(129).
 
     Then it ends a running job in order, as Ctrl-C does, and temporary folders are removed.
@@ -139,12 +139,12 @@ def sigterm_unwinds() -> contextlib.AbstractContextManager[None]:
     return handled_by(unwind, *ending_signals())
 
 
-def ended_by_sigterm(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a command run in sigterm_unwinds."""
+def ended_by_signals(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a command run in signals_unwind."""
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
-        with sigterm_unwinds():
+        with signals_unwind():
             return command(*arguments, **options)
 
     return run

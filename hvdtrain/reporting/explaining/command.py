@@ -46,15 +46,15 @@ def explain(
     - the others wait for it three times as long as for any other worker,
     - they wait for it for at least a tenth of the time of its steps.
 
-    In asynchronous modes nobody waits. There it counts how long the others would wait if all workers
-    took each step together. The line `without straggler` predicts the samples/s if the straggler
-    were as fast as the others. In asynchronous modes this prediction takes the hosts' cores into
-    account. In other modes it is too high if the workers share cores.
+    In asynchronous modes nobody waits. For these modes explain takes the time that the others would
+    wait if all workers took each step together. The line `without straggler` predicts the samples/s
+    if the straggler were as fast as the others. In asynchronous modes this prediction takes the
+    hosts' cores into account. In other modes it is too high if the workers share cores.
 
     The file of --json has an object, or a list for several runs: `straggler` (a rank, or null),
-    `waited_s` by rank (null where workers are not in step and none is a straggler); `absent_s`:
-    when a rank that was lost or left was away; `left_out`: lost ranks with too few steps to
-    explain; `parts` of a step in seconds; and `what_if`: samples/s of all workers.
+    `waited_s` by rank (null in asynchronous modes without a straggler); `absent_s`: the times at
+    which a rank was away, because it was lost or had left; `left_out`: lost ranks with too few
+    steps to explain; `parts` of a step in seconds; and `what_if`: samples/s of all workers.
 
     If a run has fewer than 45 steps, it says how long they took, with an interval, and the command
     that trains for longer.

@@ -29,7 +29,7 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import with_noun
-from hvdtrain.base.system.preempt import ended_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_signals
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
 from hvdtrain.job.buckets.send_queue import largest_push
 from hvdtrain.launch.allocation import hosts_or_here
@@ -161,7 +161,7 @@ class Series:
 )
 @click.option("--json", "file", type=FileToWrite(), help="Write the rows to this file.")
 @click.pass_context
-@ended_by_sigterm
+@ended_by_signals
 def bench(
     ctx: click.Context,
     ops: list[str],

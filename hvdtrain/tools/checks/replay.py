@@ -13,7 +13,7 @@ from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.config.untrusted import regular
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import with_noun
-from hvdtrain.base.system.preempt import ended_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_signals
 from hvdtrain.runs.folder import CONFIG
 from hvdtrain.runs.request import check_trusted, read_run_config
 from hvdtrain.runs.schema import Manifest, UnreadableFile, read
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--dataset", default="", help="The URL of the run's images, given again, if RUN names a URL."
 )
 @TRUST
-@ended_by_sigterm
+@ended_by_signals
 def replay(run: Path, dataset: str, trust_model: bool) -> None:
     """Repeat a recorded parameter-server run bit for bit, on one process.
 

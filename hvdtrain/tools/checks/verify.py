@@ -24,7 +24,7 @@ from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import with_noun
-from hvdtrain.base.system.preempt import ended_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_signals
 from hvdtrain.launch.allocation import hosts_or_here
 from hvdtrain.launch.hosts import Host, allocate, host_options, launcher_option, secrets_option
 from hvdtrain.launch.job_log import failure_reason
@@ -121,7 +121,7 @@ BUCKET_MB = 1 / 8
 @secrets_option
 @SCRIPT_WORDS
 @click.pass_context
-@ended_by_sigterm
+@ended_by_signals
 def verify(
     ctx: click.Context,
     names: list[str],

@@ -13,7 +13,7 @@ import click
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.errors import Failure
-from hvdtrain.base.system.preempt import ended_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_signals
 from hvdtrain.tools.doctor import machine, software
 from hvdtrain.tools.doctor.findings import MISSING, OK, WARNING, Finding
 
@@ -81,7 +81,7 @@ CHECKS = [
     is_flag=True,
     help="Print the rows as JSON, for a script or an issue report.",
 )
-@ended_by_sigterm
+@ended_by_signals
 def doctor(launcher: Launcher | None, as_json: bool) -> None:
     """Check what is installed, built in and reachable here, and say what to do about the rest.
 

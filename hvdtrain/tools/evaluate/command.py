@@ -15,7 +15,7 @@ from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import printable, some_of
 from hvdtrain.base.system.memory import importing
 from hvdtrain.base.system.own_code import is_code
-from hvdtrain.base.system.preempt import ended_by_sigterm
+from hvdtrain.base.system.preempt import ended_by_signals
 from hvdtrain.runs.request import check, check_trusted, check_url, read_run_config
 from hvdtrain.runs.schema import Manifest, find
 from hvdtrain.tools.evaluate import files
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     help="Folder for the results, new or of an earlier evaluation  "
     "[default: RUN/evaluation-SPLIT].",
 )
-@ended_by_sigterm
+@ended_by_signals
 def evaluate(
     run: Path,
     dataset: str,
