@@ -263,8 +263,8 @@ def compare(
     Settings that are shown to be slower are left out. Then whole trainings measure accuracy: one for
     all modes that compute the same weights, by the fastest of them, and one for each asynchronous
     mode that is not far too slow. A second one follows if the answer depends on it. If a length is
-    given, such as --epochs 5, whole trainings measure speed. If --trainings or --sprint is given
-    too, sprints measure speed, and the length is that of the whole trainings.
+    given, such as --epochs 5, whole trainings measure speed. With --trainings or
+    --sprint too, sprints measure speed, and the length is that of the whole trainings.
 
     With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
     of each contender. It ends when the target is reached, or after all epochs.
