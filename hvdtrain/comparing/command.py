@@ -269,7 +269,7 @@ def compare(
     With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
     of each contender. It ends when the target is reached, or after all epochs.
 
-    Each contender uses all cores of its hosts, whatever else is compared: workers share the cores of
+        Each contender may use all cores of its hosts, whatever else is compared: workers share the cores of
     their host, and `single` is one machine with all of them. Over several hosts, rings on one of
     them stand for one machine too. With no options it takes some minutes on two cores. A comparison
     that was interrupted goes on with the same command and --out. More repeats or another mode are
@@ -353,6 +353,10 @@ def compare(
     _note_crowds([] if gpus else crowded(requested, cores))
     if dry_run:
         _check_folder(config.dataset)
+        if not config.script:
+            from hvdtrain.data.find import count_training_samples
+
+            state.samples = count_training_samples(config) or state.samples
         _print_plan(job, secrets)
         return None
     only_sprints = bool(sprint_s) and trainings == 0

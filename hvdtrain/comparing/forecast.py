@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from hvdtrain.base.formatting import in_minutes
+from hvdtrain.base.formatting import in_minutes, with_noun
 from hvdtrain.comparing.comparison_state import ComparisonState
 from hvdtrain.comparing.grid import Planned
 
@@ -59,9 +59,10 @@ def forecast(
     """
     to_do = [run for run in runs if run.name not in kept]
     possible_to_do = [run for run in possible if run.name not in kept]
-    kept_words = f" ({len(kept)} are there already, and stay)" if kept else ""
+    kept_words = f" (finished already: {len(kept)})" if kept else ""
     may_end_early = any(run.ends_at_target for run in to_do)
     at_most = "at most " if possible or may_end_early else ""
     duration = in_minutes(total_seconds([*to_do, *possible_to_do], state))
     guess = "" if state.contenders else ", which is a guess: nothing has run yet"
-    return f"forecast: {len(to_do)} runs to do{kept_words} take {at_most}about {duration}{guess}"
+    runs_to_do = f"{with_noun(len(to_do), 'run')} to do{kept_words}"
+    return f"forecast: {runs_to_do}, {at_most}about {duration}{guess}"

@@ -49,6 +49,25 @@ def find_dataset(
     return images
 
 
+def count_training_samples(config: RunConfig) -> int | None:
+    """Returns how many training samples a data set has, if that takes no build and no download.
+
+    It runs no code of the user, and looks for no damaged images.
+
+    Returns:
+        None for URLs, for a function of the user, and for recipes that have not been built.
+
+    Raises:
+        UsageError: There is no such data set, or an option is for another kind.
+    """
+    dataset = config.dataset
+    if is_url(dataset) or is_code(dataset):
+        return None
+    if dataset in recipes.names("datasets") and not is_built(*_request_and_folder(dataset)):
+        return None
+    return len(_find(dataset, False, config.label, config.validation).train)
+
+
 def _find(dataset: str, skip_bad: bool, label: str, validation: float) -> ImageFolder:
     if is_parquet(dataset):
         from hvdtrain.data import packed  # imports numpy
@@ -108,8 +127,7 @@ def locate_folder(dataset: str) -> Path:
         UsageError: There is neither a recipe nor a folder. The message lists the recipes.
     """
     if dataset in recipes.names("datasets"):
-        request = Recipe.load(dataset).request()
-        folder = cache_root() / "datasets" / f"{dataset}-{request.key[:12]}"
+        request, folder = _request_and_folder(dataset)
         is_damaged = folder.exists() and not is_built(request, folder)
         return build(dataset, folder, force=is_damaged)
     if dataset.endswith(".py"):
@@ -123,3 +141,9 @@ def locate_folder(dataset: str) -> Path:
         raise UsageError(f"--dataset {dataset[:80]} cannot be looked at: {error}") from None
     valid = sorted([*recipes.names("datasets"), NAME])
     raise UsageError(f"{unknown('data set', dataset, valid)}, or give a folder such as ./{dataset}")
+
+
+def _request_and_folder(name: str) -> tuple[Recipe, Path]:
+    """Returns what is asked of a recipe by default, and where in the cache it is built."""
+    request = Recipe.load(name).request()
+    return request, cache_root() / "datasets" / f"{name}-{request.key[:12]}"

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -401,12 +402,17 @@ def test_over_hosts_one_server_and_as_many_as_workers_are_compared():
     ] and "-H a:1,b:1,c:1" in commands[0]
 
 
-def test_a_dry_run_needs_a_folder_but_no_torch_and_leaves_nothing_behind(tmp_path):
+def test_a_dry_run_counts_samples_without_torch_and_leaves_nothing_behind(tmp_path):
+    options = ["--dataset", ".", "--epochs", "100", "--modes", "single", "--dry-run", "--out", "o"]
     code = (
         "import sys; from hvdtrain.comparing.command import compare\n"
-        "compare.main(['--dataset', '.', '--dry-run', '--out', 'out'], standalone_mode=False)\n"
-        "print({'torch', 'numpy', 'matplotlib', 'rich'} & set(sys.modules))"
+        f"compare.main({options}, standalone_mode=False)\n"
+        "print({'torch', 'matplotlib', 'rich'} & set(sys.modules))"
     )
+    for folder, images in (("train/a", 1200), ("train/b", 1200), ("val/a", 1), ("val/b", 1)):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(images):
+            (tmp_path / folder / f"{number}.png").touch()
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -415,8 +421,14 @@ def test_a_dry_run_needs_a_folder_but_no_torch_and_leaves_nothing_behind(tmp_pat
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "set()"), done.stderr
-    assert list(tmp_path.iterdir()) == []
+    forecast, imported = done.stdout.splitlines()[-2:]
+    assert (done.returncode, imported) == (0, "set()"), done.stderr
+    # 100 epochs of 2,400 samples, at the 1,000 samples/s that are assumed
+    assert forecast.startswith("forecast: 1 run to do, about 4 min"), forecast
+    assert sorted(os.listdir(tmp_path)) == ["train", "val"]
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UsageError, match="has no folder train"):
+        invoke("--dataset", str(tmp_path / "nothing"), "--dry-run")
     with pytest.raises(UsageError, match="^--dataset ./nosuch: there is no such folder"):
         invoke("--dataset", "./nosuch", "--dry-run")
 

@@ -22,7 +22,7 @@ def told(runs, folder, kept=(), pilots=()):
 def test_time_is_what_runs_before_took_or_a_guess(tmp_path):
     runs = grid(modes="single,allreduce", repeats=6)
     # 15 s of training each
-    assert "take at most about 4 min, which is a guess: nothing has run yet" in told(
+    assert "12 runs to do, at most about 4 min, which is a guess: nothing has run yet" in told(
         runs, tmp_path, pilots=runs[:1]
     )
     state = ComparisonState(tmp_path)
@@ -48,6 +48,6 @@ def test_what_has_not_run_takes_as_long_as_others_of_its_family_did(tmp_path):
 
 def test_finished_runs_are_not_made_again(tmp_path):
     runs = grid(repeats=2)
-    assert "5 runs to do (1 are there already, and stay) take about" in told(
+    assert "5 runs to do (finished already: 1), about" in told(
         runs, tmp_path, [runs[0].name]
     )

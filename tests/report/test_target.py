@@ -252,7 +252,7 @@ def test_repeats_are_whole_trainings_that_end_at_the_target(tmp_path):
     words = ["--decide-by", "target", "--modes", "allreduce,ps-sync", "--wire", "zmq"]
     printed = CliRunner().invoke(compare, [*words, "--dry-run"]).output
     assert printed.count("--stop-at-target") == 10 and "--sprint" not in printed
-    assert "forecast: 10 runs to do take at most about" in printed
+    assert "forecast: 10 runs to do, at most about" in printed
 
 
 def test_times_to_the_target_are_planned_with_slow_workers_too():

@@ -323,7 +323,7 @@ class RunConfig:
     ring_transport: str = option(
         "auto",
         "What carries Horovod's tensors on CPUs, in allreduce and sharded: `mpi` (if mpirun started "
-        "the ranks) or `gloo` (if mpirun started them, only on one machine). `auto` is mpi where that "
+        "the ranks) or `gloo` (with mpirun only on one machine). `auto` is mpi where that "
         "is possible.",
         click.Choice(["auto", "gloo", "mpi"]),
     )

@@ -30,16 +30,16 @@ PARTS = {
         "at an epoch's end until all have"
     ),
     "links": (
-        "what the bytes of a step take on the measured links, pushes and then their answers, "
-        "as far as computing could not have hidden it"
+        "the time of a step's bytes on the measured links, pushes and then their answers, "
+        "without what computing could have hidden"
     ),
     "server": (
-        "what the busiest server's optimizer takes for the pushes of a step, "
-        "as far as that could not be hidden"
+        "the time of the busiest server's optimizer for the pushes of a step, "
+        "without what computing could have hidden"
     ),
     "messages": (
         "processor time of sending and receiving, beyond computing, "
-        "as far as that could not be hidden"
+        "without what computing could have hidden"
     ),
     "queueing": (
         "waiting of pushes at the busiest server, for a thread or for a bucket that another push "

@@ -46,8 +46,8 @@ def explain(
     - the others wait for it three times as long as for any other worker,
     - they wait for it for at least a tenth of the time of its steps.
 
-    In asynchronous modes nobody waits. For these modes explain takes the time that the others would
-    wait if all workers took each step together. The line `without straggler` predicts the samples/s
+        In asynchronous modes no worker waits for another. There explain takes the time that the others
+    would wait if all workers took each step together. The line `without straggler` predicts the samples/s
     if the straggler were as fast as the others. In asynchronous modes this prediction takes the
     hosts' cores into account. In other modes it is too high if the workers share cores.
 
@@ -56,8 +56,8 @@ def explain(
     which a rank was away, because it was lost or had left; `left_out`: lost ranks with too few
     steps to explain; `parts` of a step in seconds; and `what_if`: samples/s of all workers.
 
-    If a run has fewer than 45 steps, it says how long they took, with an interval, and the command
-    that trains for longer.
+        If a run has fewer than 45 steps, explain prints how long they took, with an interval, and the
+    command of a longer run.
 
     Of a comparison's folder it explains one run of the fastest ring and one of the fastest servers.
     If trainings of at least two contenders reached the target accuracy, it also says why one took
