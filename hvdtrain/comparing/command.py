@@ -352,11 +352,7 @@ def compare(
     )
     _note_crowds([] if gpus else crowded(requested, cores))
     if dry_run:
-        _check_folder(config.dataset)
-        if not config.script:
-            from hvdtrain.data.find import count_training_samples
-
-            state.samples = count_training_samples(config) or state.samples
+        _count_samples(config, state)
         _print_plan(job, secrets)
         return None
     only_sprints = bool(sprint_s) and trainings == 0
@@ -526,17 +522,21 @@ def _most_settings(
     return max(1, int(seconds_of_side / 2 / ROUNDS / seconds_of_sprint))
 
 
-def _check_folder(dataset: str) -> None:
-    """Refuses a --dataset that names a folder which does not exist.
+def _count_samples(config: RunConfig, state: ComparisonState) -> None:
+    """Notes how many training samples there are, if a dry run can know.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: --dataset names a folder that does not exist, or that has no images to train on.
     """
-    from hvdtrain.data.find import is_name, is_url, locate_folder
+    if config.script:
+        return
+    from hvdtrain.data.find import count_training_samples, is_name, is_url, locate_folder
 
+    dataset = config.dataset
     is_folder = not (is_name(dataset) or is_url(dataset) or is_code(dataset))
-    if is_folder and not locate_folder(dataset).is_dir():
+    if is_folder and not locate_folder(dataset).exists():
         raise UsageError(f"--dataset {dataset}: there is no such folder")
+    state.samples = count_training_samples(config) or state.samples
 
 
 def _with_device(config: RunConfig, workers: int) -> RunConfig:

@@ -48,6 +48,4 @@ def test_what_has_not_run_takes_as_long_as_others_of_its_family_did(tmp_path):
 
 def test_finished_runs_are_not_made_again(tmp_path):
     runs = grid(repeats=2)
-    assert "5 runs to do (finished already: 1), about" in told(
-        runs, tmp_path, [runs[0].name]
-    )
+    assert "5 runs to do (finished already: 1), about" in told(runs, tmp_path, [runs[0].name])
