@@ -44,19 +44,21 @@ def explain(
     - even its quicker steps (the lower quartile) take at least 1.5 times as long as the quicker
       steps of the others,
     - the others wait for it three times as long as for any other worker,
-    - they wait for it for at least a tenth of the time of its steps.
+    - the time that the others wait for it is at least a tenth of the time of its steps,
+    - chance is an unlikely cause (a t-test over blocks of the run has p of at most 0.01).
 
-        In asynchronous modes no worker waits for another. There explain takes the time that the others
-    would wait if all workers took each step together. The line `without straggler` predicts the samples/s
-    if the straggler were as fast as the others. In asynchronous modes this prediction takes the
-    hosts' cores into account. In other modes it is too high if the workers share cores.
+    In asynchronous modes no worker waits for another. There explain takes the time that the others
+    would wait if all workers took each step together. The line `without straggler` predicts the
+    samples/s if the straggler were as fast as the others. In asynchronous modes this prediction
+    takes the hosts' cores into account. In other modes it is too high if the workers share cores.
 
     The file of --json has an object, or a list for several runs: `straggler` (a rank, or null),
-    `waited_s` by rank (null in asynchronous modes without a straggler); `absent_s`: the times at
-    which a rank was away, because it was lost or had left; `left_out`: lost ranks with too few
-    steps to explain; `parts` of a step in seconds; and `what_if`: samples/s of all workers.
+    `waited_s` by rank (null in asynchronous modes without a straggler); `absent_s` by rank: from
+    which second to which second it was away, because it was lost or had left; `left_out`: lost
+    ranks with too few steps to explain; `parts` of a step in seconds; and `what_if`: samples/s of
+    all workers.
 
-        If a run has fewer than 45 steps, explain prints how long they took, with an interval, and the
+    If a run has fewer than 45 steps, explain prints how long they took, with an interval, and the
     command of a longer run.
 
     Of a comparison's folder it explains one run of the fastest ring and one of the fastest servers.
