@@ -355,8 +355,10 @@ def over_hosts(text: str) -> list[str]:
 @pytest.mark.parametrize("line", [line for text in READMES.values() for line in over_hosts(text)])
 def test_a_command_for_several_hosts_fits_them(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("coil", "slice"):
-        Path(folder).mkdir()
+    for data_set, part, name in itertools.product(("coil", "slice"), ("train", "val"), "ab"):
+        of_class = Path(data_set, part, name)
+        of_class.mkdir(parents=True)
+        (of_class / "1.png").touch()
     Path("train.py").touch()
     for file in ("hosts", "host_file"):
         Path(file).write_text("".join(f"node{number} slots=2\n" for number in range(4)))

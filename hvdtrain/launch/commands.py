@@ -127,8 +127,8 @@ from hvdtrain.runs.scripts import check_script
 @click.option(
     "--elastic",
     is_flag=True,
-    help="A ring goes on without workers that die, in the same processes, and takes others when "
-    "an epoch is over: allreduce, ddp and sharded on CPUs, by --launcher local, ray or ssh.",
+    help="A ring goes on without workers that die, in the same processes, and takes others at the "
+    "end of an epoch or after a snapshot: allreduce, ddp and sharded on CPUs, by --launcher local, ray or ssh.",
 )
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
@@ -163,7 +163,7 @@ def launch(
     none, they are spread over the hosts, beside the workers. Hosts are looked at before
     anything starts: the same code and versions, clocks, memory, the run folder on storage that they
     share, and connections between them. SIGTERM, and `hvdtrain stop`, let the ranks save a snapshot
-    before they leave.
+    before they leave. With --script they leave at once.
     """
     resumed = _config_to_resume(out, workers) if resume else None
     recipe, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
@@ -304,6 +304,11 @@ def _check_recipe_can(
     """
     if config.script and not recipe.runs:  # elsewhere ranks see other folders than this machine
         check_script(config)
+    if retries and config.script:
+        raise UsageError(
+            "--retries is not for --script, which has no snapshots: start the job again with "
+            "another --out, and let the script load what job.save has written"
+        )
     if retries and recipe.script_name:
         raise UsageError(
             f"--retries is for jobs that `launch` sees to their end: {recipe.name} takes them over"

@@ -12,8 +12,11 @@ from hvdtrain.base.errors import UsageError
 _OF_OUR_LOOP = (
     "dataset",
     "skip_bad",
+    "label",
+    "validation",
     "image_size",
     "model",
+    "width",
     "dropout",
     "augment",
     "pretrained",
@@ -36,6 +39,8 @@ _OF_OUR_LOOP = (
     "nesterov",
     "weight_decay",
     "shuffle_block",
+    "keep_snapshots",
+    "log_every",
 )
 # Options that a script cannot have, by their value, with the reason.
 _REFUSED = {
@@ -43,6 +48,10 @@ _REFUSED = {
     "record": "servers cannot replay what a script computes",
     "backup": "a script takes every step itself, and leaves none out",
 }
+# Options of which a script takes only the default.
+_OF_DEFAULT_VALUE = ("precision", "wait_for", "shares", "snapshot_every")
+# Options that are of no use with a script.
+NOT_FOR_SCRIPTS = (*_OF_OUR_LOOP, *_REFUSED, *_OF_DEFAULT_VALUE)
 
 
 def check_script(config: RunConfig) -> None:
@@ -92,3 +101,10 @@ def _refused_options(config: RunConfig) -> Iterator[str]:
         yield "--wait-for layer is not for --script, which may read any weight after a step"
     if config.shares not in ("auto", "equal"):
         yield f"--shares {config.shares} is not for --script, which has its own samples"
+    if config.snapshot_every not in ("epoch", "never"):
+        yield (
+            f"--snapshot-every {config.snapshot_every} is not for --script: call job.save in the "
+            "script"
+        )
+    if config.save == "best":
+        yield "--save best is not for --script: call job.save in the script"

@@ -170,6 +170,10 @@ def test_groups_and_what_is_frozen_stay_as_they_were_prepared():
         ({"script": "a.py", "model": "vgg16"}, "--model does nothing with --script"),
         ({"script": "a.py", "backup": 1, "mode": "ps-sync", "servers": 1}, "--backup is not for"),
         ({"script": "a.py", "wait_for": "layer", "mode": "allreduce"}, "--wait-for layer"),
+        ({"script": "a.py", "width": 0.5}, "--width does nothing with --script"),
+        ({"script": "a.py", "log_every": 5}, "--log-every does nothing with --script"),
+        ({"script": "a.py", "snapshot_every": "10m"}, "call job.save in the script"),
+        ({"script": "a.py", "save": "best"}, "call job.save in the script"),
     ],
 )
 def test_options_that_are_no_script_s(options, said):

@@ -23,6 +23,7 @@ from hvdtrain.base.world.place import read_world
 from hvdtrain.runs.folder import CONFIG, check_can_resume
 from hvdtrain.runs.launched import read_launched
 from hvdtrain.runs.request import check_functions, check_trusted, resumed_options, train_options
+from hvdtrain.runs.scripts import NOT_FOR_SCRIPTS
 
 
 @click.command(cls=GroupedCommand)
@@ -129,7 +130,7 @@ def _given_options(
 
 
 @click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
-@train_options("script", "script_args", snapshot_every="never")
+@train_options("script", "script_args", hidden=NOT_FOR_SCRIPTS, snapshot_every="never")
 @click.option(
     "--out",
     default="",

@@ -107,7 +107,10 @@ def _of_script(config: RunConfig, resuming: bool) -> RunConfig:
         UsageError: a run was to go on, which a script does by itself.
     """
     if resuming:
-        raise UsageError("--resume is not for --script: it goes on by job.save and job.load")
+        raise UsageError(
+            "--resume is not for --script: give another --out, and let the script load what "
+            "job.save has written"
+        )
     is_leased = "leased" in modes.declared(config.mode).shares
     return dataclasses.replace(config, shares="equal") if is_leased else config
 
