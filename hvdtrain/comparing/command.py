@@ -253,7 +253,7 @@ def compare(
     hvdtrain compare --modes allreduce,ps-async --decide-by target --target-accuracy 0.9
     hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
-    hvdtrain compare -H node1:2,node2:2 --modes allreduce,ps-sync,ps-async
+        hvdtrain compare -H node1:2,node2:2
     hvdtrain compare --script train.py --modes single,allreduce,ps-sync -- --my-option 3
 
     A contender is a mode with its number of workers and servers and its settings. Speed is measured

@@ -94,33 +94,36 @@ def list_() -> None:
     "coil100: `edible-toy-other` or `objects`.",
 )
 @click.option(
-    "--num-classes", type=click.IntRange(2), help="imagenet: this many classes, drawn by --seed."
+    "--num-classes",
+    type=click.IntRange(2),
+    help="imagenet-slice, imagenet20: this many classes, drawn by --seed.",
 )
 @click.option(
     "--train-per-class",
     type=click.IntRange(1),
-    help="Keep at most this many training images of a class.",
+    help="imagenet-slice, imagenet20, imagenette, cifar10, mnist: keep at most this many training "
+    "images of a class.",
 )
 @click.option(
     "--val-per-class",
     type=click.IntRange(1),
-    help="Keep at most this many validation images of a class.",
+    help="The same data sets: keep at most this many validation images of a class.",
 )
 @click.option(
     "--test-fraction",
     type=Real(0, 0.9),
-    help="imagenet: share of the training images held out in TestData.",
+    help="imagenet-slice, imagenet20, imagenette: share of the training images held out in TestData.",
 )
 @click.option(
     "--resize",
     type=click.IntRange(0),
     metavar="PIXELS",
-    help="imagenet, folder: shrink the shorter side to this many pixels; 0: keep the size.",
+    help="folder and those of ImageNet: shrink the shorter side to this many pixels; 0: keep the size.",
 )
 @click.option(
     "--link",
     type=click.Choice(["copy", "hard", "symlink"]),
-    help="Link to the images of --source instead of copying them.",
+    help="folder, coil100 and those of ImageNet: link to the images of --source instead of copying.",
 )
 @click.option(
     "--split",
@@ -158,12 +161,12 @@ def build_(
           --classes goldfish,n02102040 --out two
 
     `folder` takes your images from a folder, zip or tar with a folder for each class. It decodes
-    each image, and names those that it leaves out. A zip or tar is not unpacked. It reads Tiny
-    ImageNet, and Kaggle's table of ImageNet's validation images. `imagenet-slice` takes
-    ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any folder of class
-    folders. The folder appears complete or not at all; if it has
-    the same data set already, nothing is built. Its dataset.toml has the origin and the licence of
-    the images, and how they were chosen and split. Equal inputs give equal bytes.
+    each image, counts the files that it leaves out, and names the first ones. A zip or tar is not
+    unpacked. It reads Tiny ImageNet, and Kaggle's table of ImageNet's validation images.
+    `imagenet-slice` takes ILSVRC2012's tars, an extracted tree, Kaggle's trees, Imagenette, or any
+    folder of class folders. The folder appears complete or not at all; if it has the same data set
+    already, nothing is built. Its dataset.toml has the origin and the licence of the images, and
+    how they were chosen and split. Equal inputs give equal bytes.
     """
     if archive and source:
         raise UsageError("--archive and --source exclude each other: give one")

@@ -119,16 +119,17 @@ from hvdtrain.runs.scripts import check_script
 @click.option(
     "--respawn",
     is_flag=True,
-    help="Restart lost workers while the others go on, and killed servers while the workers wait, "
-    "on this machine. For ps-async and ps-ssp with --wire zmq, and for rings with --elastic. With "
+    help="On this machine, restart lost workers while the others go on, and killed servers while "
+    "the workers wait. For ps-async and ps-ssp with --wire zmq, and for rings with --elastic. With "
     "--launcher ray only workers, on any node.",
 )
 @TRUST
 @click.option(
     "--elastic",
     is_flag=True,
-    help="A ring goes on without workers that die, in the same processes, and takes others at the "
-    "end of an epoch or after a snapshot: allreduce, ddp and sharded on CPUs, by --launcher local, ray or ssh.",
+    help="If workers of a ring die, the others go on without a restart. New workers may join at the "
+    "end of an epoch or after a snapshot. For allreduce, ddp and sharded on CPUs, by --launcher "
+    "local, ray or ssh.",
 )
 @secrets_option
 @click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
@@ -163,7 +164,7 @@ def launch(
     none, they are spread over the hosts, beside the workers. Hosts are looked at before
     anything starts: the same code and versions, clocks, memory, the run folder on storage that they
     share, and connections between them. SIGTERM, and `hvdtrain stop`, let the ranks save a snapshot
-    before they leave. With --script they leave at once.
+    before they leave. With your own script (-- --script FILE) they leave at once.
     """
     resumed = _config_to_resume(out, workers) if resume else None
     recipe, listed = _where(launcher, given_hosts(hosts, hostfile), Path(out) if resume else None)
@@ -401,8 +402,8 @@ def stop(out: Path, launcher: Launcher | None) -> None:
     """End the job that `hvdtrain launch` started with --out RUN, on all its hosts.
 
     It ends the process that `launch` recorded, which lets the ranks save a snapshot and leave, or
-    cancels the job that it handed to a scheduler. `hvdtrain launch --resume --out RUN` continues it;
-    for a job on hosts, give -H too.
+    cancels the job that it handed to a scheduler. `hvdtrain launch --resume --out RUN` continues it,
+    with the same --launcher, -H and --sync-dst-dir if there were any.
     """
     run = out.absolute()
     record = read_record(run, launcher)

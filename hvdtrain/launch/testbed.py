@@ -451,7 +451,7 @@ def hosts() -> None:
 
     All of these as root. node1 … nodeN are network namespaces with a name and an sshd each, which
     share this machine's files, cores and memory. `ssh node1` works from here and between them.
-    Where other hosts have such names, or such addresses (10.77.77.1 …), it is refused. `up
+    `up` is refused where other hosts have such names, or such addresses (10.77.77.1 …). `up
     --prefix lab` makes lab1 … labN beside them: a set of its own, for another user or job.
     """
 
