@@ -97,9 +97,8 @@ def deciding_options(command: _Command) -> _Command:
     "--reference",
     metavar="PRESET",
     default="",
-    help="Also make the table of the experiment that this preset repeats, its authors' figures "
-    "beside these runs': here, and with --out in the pages and in reference.csv. See `hvdtrain "
-    "compare --help`.",
+    help="Also print the figures of this preset's authors beside the figures of these runs. With "
+    "--out the table is in the pages and in reference.csv too. See `hvdtrain compare --help`.",
 )
 @click.option(
     "--calibration",

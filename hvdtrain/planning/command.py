@@ -88,7 +88,7 @@ def plan() -> None:
     "--out",
     type=NEW_FILE,
     required=True,
-    help="File of the calibration, JSON with units in its names.",
+    help="The file to write the calibration to: JSON, in which the keys name the units.",
 )
 @ended_by_signals
 def calibrate(
@@ -234,7 +234,7 @@ def calibrate(
 @click.option(
     "--to-target",
     type=FOLDER,
-    help="Also predict the time to a target, by the trainings of this comparison that reached it. "
+    help="Also predict the time to a target, by the trainings of this comparison. "
     "Workers share the comparison's global batch, unless --batch-size is given.",
 )
 def predict(
@@ -526,8 +526,8 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
         yield (
             f"The calibration was made with {workers} and {servers}, {network}; intervals beyond "
             f"are wider by {WIDER_PER_DOUBLING:.0%} for each doubling, of bandwidth by "
-            f"{WIDER_PER_DOUBLED_BANDWIDTH:.1%}, and by twice as much where no prediction was ever "
-            "compared with a measurement."
+            f"{WIDER_PER_DOUBLED_BANDWIDTH:.1%}, and by twice as much where predictions were hardly "
+            "ever compared with measurements."
         )
     biases = {mode: bias for mode, bias in calibration.bias.items() if abs(bias - 1) > 0.01}
     shown = {row["mode"] for row in rows}

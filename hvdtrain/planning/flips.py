@@ -336,7 +336,10 @@ def _where_it_flips(model: CostModel) -> dict[str, Any]:
         says = f"{measured_answer} (probability {probability})"
     if here["not_validated"]:
         reasons = " or ".join(here["not_validated"])
-        says = f"perhaps {ANSWERS[likeliest]}, as no prediction of {reasons} was ever validated"
+        says = (
+            f"perhaps {ANSWERS[likeliest]}, since predictions of {reasons} were hardly ever compared "
+            "with measurements"
+        )
     said_turns = "no simulated change is likely to give another answer"
     if turns:
         said_turns = f"it would be {'; '.join(turns.values())}"

@@ -146,8 +146,8 @@ def notes_of_map(places: Sequence[Row]) -> list[str]:
     if any(place["not_validated"] for place in places):
         reasons = sorted({reason for place in places for reason in place["not_validated"]})
         notes.append(
-            f"RING?: without a probability, since no prediction of {' or '.join(reasons)} was ever "
-            "confirmed by a measurement; `?` alone: no side is likely enough."
+            f"RING?: without a probability, since predictions of {' or '.join(reasons)} were hardly "
+            "ever compared with measurements; `?` alone: no side is likely enough."
         )
     if any(place["hangs_on"] and not place["not_validated"] for place in places):
         notes.append(

@@ -18,7 +18,7 @@ from hvdtrain.runs.read import Kind
 
 _NAME_OF_FAMILY = {
     modes.RING: "rings",
-    modes.SERVERS: "servers",
+    modes.SERVERS: "contenders with servers",
     modes.ONE_MACHINE: "ways to use one machine",
 }
 

@@ -138,7 +138,7 @@ class Measured(NamedTuple):
     """What a comparison has measured.
 
     Attributes:
-        answer: its answer.
+        answer: its answer by samples/s.
         rates: samples/s of the fastest contender of each of SIDES: the mean, the lowest and the
             highest; None if the side has none.
     """
@@ -153,15 +153,37 @@ def measured(folder: Path) -> Measured | None:
     if not file.exists():
         return None
     verdict = json.loads(file.read_text(encoding="utf-8"))
-    short = {"ONE MACHINE": "ONE", "NOT YET KNOWN": "?"}
-    answer = short.get(verdict["answer"], verdict["answer"])
     rates = {}
     for side, family in SIDES.items():
         of_side = [row for row in verdict["runs"] if row["family"] == family]
         timed = [row for row in of_side if row["samples_per_s"]]
         fastest = max(timed, key=itemgetter("samples_per_s"), default=None)
         rates[side] = fastest and itemgetter("samples_per_s", "least", "most")(fastest)
-    return Measured(answer, rates)
+    return Measured(answer_by_speed(verdict), rates)
+
+
+def answer_by_speed(verdict: dict[str, Any]) -> str:
+    """Which of ONE, RING and SERVERS has the most samples/s; `?` if that was not shown.
+
+    The answer of the comparison names no side, since with fp16 the sides do not compute the same,
+    and nothing was trained.
+    """
+    if verdict["answer"] == "ONE MACHINE":
+        return "ONE"
+    least_lead = 1 + verdict["margin"]
+
+    def is_faster(ratio: float, low: float) -> bool:
+        return low > 1 and ratio >= least_lead
+
+    beside_machine = verdict["one_machine"]
+    if not is_faster(beside_machine["ratio"], beside_machine["ci_low"]):
+        return "?"
+    ring = verdict["speed"]
+    if is_faster(ring["ratio"], ring["ci_low"]):
+        return "RING"
+    if is_faster(1 / ring["ratio"], 1 / ring["ci_high"]):
+        return "SERVERS"
+    return "?"
 
 
 def measured_cell(found: Measured) -> Cell:
@@ -297,14 +319,15 @@ The images are `digits`. Predictions also try gradients in fp16.
 |---|---|
 {measured}| RING 97% | predicted by `plan predict`: the ring is the fastest with a probability of 97 % |
 | RING 65% | the same. Below 80 % no side is sure: the most likely one is shown |
-| RING? | predicted, without a probability: no measurement has ever [confirmed](README.md#the-map) such a prediction |
+| RING? | predicted, without a probability, since such predictions were [hardly compared](README.md#the-map) with runs |
 | ? | the same, and no side is likely enough |
 | ONE | one machine, with the same global batch |
 """
 MEASURED = (
-    "| **RING** | measured: `compare` on two hosts of `hvdtrain hosts` gave this answer; figures are "
-    "the mean of five repeats, the lowest and the highest |\n"
-    "| **?** | measured: five repeats gave no answer |\n"
+    "| **RING** | measured by `compare` on two hosts of `hvdtrain hosts`: the ring does the most "
+    "samples/s (what is learned with fp16 was not measured). In the tables below, the figures of "
+    "such rows are the mean of five repeats, the lowest and the highest |\n"
+    "| **?** | measured: after five repeats it is not known who does the most samples/s |\n"
 )
 BESIDE = """\
 ## Measured beside predicted
@@ -314,8 +337,8 @@ samples/s; `outside`: the measured mean is not in the predicted interval. The co
 predictions for these cells do.
 
 The calibrations were made within half an hour before the comparisons. They have no run of a ring or of servers, and
-most predictions of these two are too fast for batches of 8. Earlier calibrations did not train with one process for
-some seconds, as they do now: for the first three models their predictions were 1.12 to 1.61 times too fast."""
+most predictions of these two are too fast for batches of 8. Calibrations also train with one process for some seconds.
+Before they did so, predictions for the first three models were 1.12 to 1.61 times too fast."""
 DETAILS = """\
 ## Samples/s and commands
 

@@ -401,7 +401,7 @@ def test_best_is_compared_with_best_and_options_tell_contenders_apart():
         with_options(SERVED, {"bucket_mb": 1.0}, 70),
     )
     assert said.word == RING_WINS
-    best = "the samples/s of ps-sync ×2+1, zmq, the best of 3 servers"
+    best = "the samples/s of ps-sync ×2+1, zmq, the best of 3 contenders with servers"
     assert f"ddp ×2, the best of 2 rings, did 1.17 to 1.22 times {best}" in said.because
     assert {of["run"] for of in said.data["runs"]} >= {
         "ps-sync ×2+1, zmq",

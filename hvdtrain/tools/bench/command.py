@@ -111,8 +111,8 @@ class Series:
     metavar="NAMES",
     default=",".join(CARRIERS),
     show_default=True,
-    help="What carries it: horovod or gloo an all-reduce; rpc or zmq (hvdtrain's servers, see "
-    "`train --wire`) a push and pull.",
+    help="What carries the messages: horovod or gloo for an all-reduce; rpc or zmq (hvdtrain's "
+    "servers, see `train --wire`) for a push and pull.",
 )
 @click.option(
     "--bytes",
@@ -150,8 +150,8 @@ class Series:
     type=Real(2**-4, 32),
     default=RunConfig.bucket_mb,
     show_default=True,
-    help="MiB of the vector that travel as one message to or from hvdtrain's servers: at most 16 "
-    "divided by the number of workers. This limit is never below 0.5.",
+    help="MiB of the vector that travel as one message to or from hvdtrain's servers. At most 16 "
+    "divided by the number of workers are used, or 0.5 if that is more.",
 )
 @host_options
 @launcher_option

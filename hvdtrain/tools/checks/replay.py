@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--dataset", default="", help="The URL of the run's images, given again, if RUN names a URL."
+    "--dataset",
+    default="",
+    help="The URL of the run's images, if RUN names one and --trust-model is not given.",
 )
 @TRUST
 @ended_by_signals

@@ -79,7 +79,7 @@ def evaluate(
     split: str,
     out: Path | None,
 ) -> None:
-    """Test the model that a run saved on every held-out image: loss, accuracy, confusion.
+    """Test a run's saved model on every held-out image: loss, accuracy, confusion.
 
     \b
     hvdtrain evaluate runs/single
@@ -87,14 +87,14 @@ def evaluate(
     hvdtrain evaluate runs/single --dataset FOLDER --out results
     hvdtrain evaluate runs/single --dataset hf://datasets/NAME --label fine_label
 
-    The classes are those of the run: the training data is not needed. The model is the
-    final one, or with --save best the best one; of a run that has not finished,
-    the model of the last snapshot. A GPU is used if there is one, unless the run was told to use
-    the CPU. An image counts for top-5 accuracy if its true class is among the five that the
-    model finds likeliest. The folder then has confusion.csv (a row for each true class, a column
-    for each predicted class), mistakes.csv (the most confident first) and evaluation.json (the
-    figures; `weights` is the file that was tested, `same_data` tells by the dataset_hash whether
-    the data set is the one of training).
+    The classes are those of the run: the training data is not needed. The model is the final one
+    (the best one if the run was trained with --save best); of a run that has not finished, the
+    model of the last snapshot. A GPU is used if there is one, unless the run was told to use the
+    CPU. An image counts for top-5 accuracy if its true class is among the five that the model finds
+    likeliest. The folder then has confusion.csv (a row for each true class, a column for each
+    predicted class), mistakes.csv (the most confident first) and evaluation.json (the figures;
+    `weights` is the file that was tested, `same_data` tells by the dataset_hash whether the data
+    set is the one of training).
     """
     config = _config_of(run, model)
     named_again = {"model"} if model else set()
