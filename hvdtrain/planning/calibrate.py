@@ -14,6 +14,7 @@ from hvdtrain.base.config.run_config import WIRES, RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.system.cgroups import usable_cores
+from hvdtrain.base.system.memory import keep_memory
 from hvdtrain.base.system.own_code import short
 from hvdtrain.base.world.network import WIRE_KEY, new_wire_key
 from hvdtrain.planning import probe
@@ -104,6 +105,7 @@ def calibrate(
 
     # zmq encrypts, as between hosts.
     os.environ |= probe.ENVIRONMENT | {WIRE_KEY: new_wire_key()}
+    keep_memory()  # as ranks do
     # After the environment is set, which torch reads.
     import torch
 

@@ -348,8 +348,7 @@ def _make_job(rank: int, probed: ProbedJob, port: int, folder: Path) -> "Job":
     torch.set_num_threads(1)
     world = read_world(transport.servers)
     use_one_interface(world)
-    if transport.servers:
-        keep_memory()
+    keep_memory()
     config = RunConfig(
         mode=transport.mode,
         servers=transport.servers,

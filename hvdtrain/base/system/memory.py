@@ -47,9 +47,10 @@ _peak = _Peak()
 
 
 def keep_memory() -> None:
-    """Keeps freed memory in this process for the next message, if glibc's mallopt(3) is there.
+    """Keeps freed memory in this process for the next step, if glibc's mallopt(3) is there.
 
-    New memory costs page faults when it is first touched. Call this before threads begin, since a
+    New memory costs page faults when it is first touched. All ranks keep theirs, so that no mode has
+    faster memory than another. Call this before threads begin, since a
     thread that allocates earlier has a separate arena.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -60,8 +60,7 @@ def join_run(folder: Path, trusts: bool = False) -> None:
     threads = manifest.threads_per_worker or 1
     set_threads(threads, is_server=False)
     hide_gpus(config, is_server=False)
-    if config.servers:
-        keep_memory()
+    keep_memory()
     import torch
 
     from hvdtrain.base.system import trace

@@ -53,8 +53,7 @@ def take_part(backend: str, arguments: Sequence[str], turns: TextIO) -> None:
     update = replace(UPDATE, mode=arguments[1], bucket_mb=float(arguments[3]))
     world = read_world(servers)
     use_one_interface(world)
-    if backend in WIRES:  # as in jobs with servers
-        keep_memory()
+    keep_memory()  # as ranks of jobs do
     torch.set_num_threads(1)
 
     def say(what: object) -> None:
