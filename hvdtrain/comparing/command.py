@@ -156,7 +156,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 )
 @click.option(
     "--repeats",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 1000),
     default=5,
     show_default="5 sprints; 1 where whole runs measure speed",
     help="How often each contender is measured. All contenders of a repeat have the same seed, and "
@@ -165,7 +165,7 @@ def _tuned_options(file: Path) -> dict[str, Any]:
 )
 @click.option(
     "--trainings",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 1000),
     show_default="1, and a second where the answer depends on it; 0 with --script",
     help="How many whole trainings follow the sprints, to measure accuracy. One process and all "
     "synchronous modes compute the same weights: of these the fastest is trained.",

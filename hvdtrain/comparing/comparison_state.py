@@ -249,6 +249,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
     left_out = []
     disturbed = 0
     measures = set()
+    given_threads = set()
     rates: list[FoundRate] = []
     tried: dict[str, Tried] = {}
     for folder in folders:
@@ -256,6 +257,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
         disturbed += len(state.disturbed)
         rates += state.rates
         measures.add(state.experiment.get(DECIDE_BY))
+        given_threads.add(state.experiment.get("--threads"))
         for name, entry in state.contenders.items():
             why = entry.get("left_out")
             if why:
@@ -266,7 +268,15 @@ def conducted(folders: Sequence[Path]) -> Conduct:
                 before = tried.get(family, Tried(0, 0.0))
                 tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
     decided_by = BY_TIME_TO_TARGET if measures == {BY_TIME_TO_TARGET} else BY_SPEED
-    return Conduct(left_out, disturbed, dict(sorted(tried.items())), rates, decided_by)
+    threads = given_threads.pop() if len(given_threads) == 1 else 0
+    return Conduct(
+        left_out,
+        disturbed,
+        dict(sorted(tried.items())),
+        rates,
+        decided_by,
+        threads if isinstance(threads, int) else 0,
+    )
 
 
 def tried_lines(folder: Path) -> dict[str, list[str]]:

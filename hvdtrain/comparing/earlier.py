@@ -94,6 +94,7 @@ def _key(config: RunConfig, workers: int, hosts: int) -> Hashable:
         workers: the number of workers.
         hosts: the number of hosts. The key says only whether they are several.
     """
+    config = with_absolute_paths(config)  # as run folders have it
     spanned = [getattr(config, name) for name in SPANNED]
     return (
         config.mode,

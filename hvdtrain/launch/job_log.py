@@ -115,7 +115,9 @@ def failure_reason(
         reason = f"{name(process)} {_describe_exit(code)}"
         printed = [line for printed_by, line in lines if printed_by == process]
         if printed:
-            reason += f": {printed[-1]}"
+            # A rank that a signal ended had no time to say why.
+            before = ": " if code < 128 else ", and had printed last: "
+            reason += f"{before}{printed[-1]}"
         return f"{reason}; {messages[0]}" if messages else f"{reason} (see {log})"
     if messages:
         return messages[0]

@@ -20,7 +20,14 @@ from hvdtrain.launch.hosts import RECIPE_OF_JOB, parse_hosts, rank_of_process
 from hvdtrain.launch.job_log import failure_reason, log_text
 from hvdtrain.launch.records import is_running, read_record, why_occupied
 from hvdtrain.launch.supervise import log_file
-from hvdtrain.runs.folder import CONFIG, has_full_disk, is_claimed, last_saved_step, name_one_of
+from hvdtrain.runs.folder import (
+    CONFIG,
+    has_full_disk,
+    is_claimed,
+    last_saved_step,
+    name_one_of,
+    resume_command,
+)
 from hvdtrain.runs.live import last_steps, metrics_file, samples_per_s
 from hvdtrain.runs.membership_log import who_is_gone
 from hvdtrain.runs.request import read_run_config
@@ -171,7 +178,8 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
         ended += ", on a disk that is full (make room there)"
     if last_saved_step(run) is None:
         return f"{ended}: no snapshot to go on from"
-    return f"{ended}; `hvdtrain launch --resume --out {shown}` continues it (on hosts, with -H)"
+    again = resume_command(run, "launch", shown)
+    return f"{ended}; `{again}` continues it (on hosts, with -H)"
 
 
 def _log(run: Path) -> Path:

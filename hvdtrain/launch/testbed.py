@@ -528,7 +528,8 @@ def rate_command(node: str, rate: str) -> None:
 
 
 def _checked(rate: str) -> str:
-    if not re.fullmatch(r"\d+(\.\d+)?([kmgt]?bit|[kmgt]?bps)", rate):
+    is_rate = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?bit|[kmgt]?bps)", rate)
+    if not is_rate or not float(is_rate[1]):
         raise UsageError(f"--rate {rate} is not a rate such as 1gbit or 100mbit")
     return rate
 

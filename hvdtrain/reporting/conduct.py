@@ -108,6 +108,7 @@ class Conduct(Struct, frozen=True):
         tried: how each side was tried, by family.
         rates: the learning rates that were found, one of each mathematics.
         decided_by: the name of the measure that decides: see measures.MEASURES.
+        threads: --threads, if it was given; else 0.
     """
 
     left_out: Sequence[LeftOut] = ()
@@ -115,3 +116,4 @@ class Conduct(Struct, frozen=True):
     tried: Mapping[str, Tried] = {}
     rates: Sequence[FoundRate] = ()
     decided_by: str = BY_SPEED
+    threads: int = 0

@@ -134,7 +134,9 @@ def _comparison(
         to_do = max(1, to_do - len(speed_runs(counted)))
     measure = evidence.contenders.measure
     decide_by = "" if measure is SPEED else measure.name
-    command = command_lines.compare_command(runs, repeats, add, longer, trainings, decide_by)
+    command = command_lines.compare_command(
+        runs, repeats, add, longer, trainings, decide_by, evidence.conduct.threads
+    )
     return NextCommand(command, to_do * seconds_per_run(counted), purpose, repeats)
 
 

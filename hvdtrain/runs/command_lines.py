@@ -50,6 +50,7 @@ def compare_command(
     longer: str = "",
     trainings: int = 0,
     decide_by: str = "",
+    threads: int = 0,
 ) -> str:
     """Returns the `hvdtrain compare` command that compares what these runs compared.
 
@@ -61,6 +62,7 @@ def compare_command(
         trainings: how many whole runs follow the sprints, if there are sprints; 0 for as many as
             there were.
         decide_by: --decide-by, if it is not the default.
+        threads: --threads, if it was given; else 0.
     """
     configs = [_config(run) for run in runs]
     left_out = _SET_BY_COMPARE | LENGTHS
@@ -81,6 +83,8 @@ def compare_command(
     for field in dataclasses.fields(RunConfig):
         if field.name not in left_out:
             words += _option(field, runs, configs)
+    if threads:
+        words += ["--threads", str(threads)]
     seed = configs[0].seed - runs[0].manifest.repeat + 1
     if seed > 0:
         words += ["--seed", str(seed)]

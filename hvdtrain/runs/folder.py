@@ -197,15 +197,27 @@ def how_to_go_on(folder: Path, command: str) -> str:
     options = _options(folder)
     if options.get("script", "none") != "none":
         return "a script's job cannot be resumed: give the same command with another --out"
-    words = f"{command} --resume --out {shlex.quote(str(folder))}"
-    if any(is_code(str(options.get(name, ""))) for name in ("model", "dataset")):
-        words += " --trust-model"
-    resume = f"`hvdtrain {words}`"
+    resume = f"`{resume_command(folder, command)}`"
     if step is not None:
         return f"{resume} goes on after step {step}"
     if is_begun(folder):
         return f"nothing had been saved: {resume} begins it again"
     return "nothing had been saved: give the same command again"
+
+
+def resume_command(folder: Path, command: str, shown: Path | None = None) -> str:
+    """Returns the command that continues a run.
+
+    Args:
+        folder: the run folder.
+        command: `launch` or `train`.
+        shown: the run folder as it is to be typed, if in another way.
+    """
+    options = _options(folder)
+    words = ["hvdtrain", command, "--resume", "--out", str(shown or folder)]
+    if any(is_code(str(options.get(name, ""))) for name in ("model", "dataset")):
+        words.append("--trust-model")
+    return shlex.join(words)
 
 
 def _options(folder: Path) -> dict[str, Any]:

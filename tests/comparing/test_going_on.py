@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +76,15 @@ def test_finished_runs_stay_and_more_repeats_and_modes_join_them(tmp_path):
     # their names have the batch in them
     many = planned(options={"batch_size": [32, 64]}, repeats=1)
     assert kept(tmp_path, many) == ["b32-allreduce-w2-r1", "b32-ps-sync-w2-s1-r1"]
+
+
+def test_a_model_of_ones_own_may_be_given_by_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_model.py").touch()
+    own = dataclasses.replace(ASKED, model="./my_model.py:build", width=1.0)
+    runs = planned(config=own)
+    finish(tmp_path, runs)
+    assert kept(tmp_path, runs) == sorted(run.name for run in runs)
 
 
 def test_sprints_and_whole_runs_of_one_contender_stand_side_by_side(tmp_path):

@@ -53,6 +53,14 @@ def test_a_run_that_stopped_says_how_it_goes_on(run):
     assert snapshot == "last snapshot after step 12"
 
 
+def test_the_command_to_go_on_can_be_pasted(run):
+    spaced = run.rename(run.with_name("r t"))
+    (spaced / "summary.json").unlink()
+    (spaced / "config.toml").write_text('model = "/tmp/mine.py:build"\n')
+    state = lines(spaced)[0]
+    assert "`hvdtrain launch --resume --out 'r t' --trust-model` continues it" in state
+
+
 def test_a_run_that_failed_says_why_and_goes_on_only_from_a_snapshot(run, monkeypatch):
     (run / "summary.json").unlink()
     (run / "snapshots" / "step-00000012").rmdir()

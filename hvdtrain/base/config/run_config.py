@@ -400,7 +400,7 @@ class RunConfig:
     snapshot_every: str = option(
         "epoch",
         "When to save a snapshot for --resume: after each `epoch`, `never`, or at an interval such "
-        "as `10m`. A SIGTERM saves one too.",
+        "as `10m` (a number alone is in seconds). A SIGTERM saves one too.",
         SnapshotEvery(),
     )
     keep_snapshots: int = option(2, "How many of the latest snapshots are kept.", click.IntRange(1))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -285,7 +286,7 @@ def _end_early(training: Training) -> None:
     saved = f"the last snapshot is of step {last}" if last else "no snapshot could be saved"
     progress.print(
         f"ended by SIGTERM at step {training.history.step}; {saved}: "
-        f"go on with --resume --out {job.folder}"
+        f"go on with --resume --out {shlex.quote(str(job.folder))}"
     )
     if not job.config.trace:
         return
