@@ -40,6 +40,13 @@ def alone(tmp_path_factory):
     return run
 
 
+@pytest.mark.parametrize(("mode", "workers"), [("single", 1), ("ddp", 2), ("ps-async", 1)])
+def test_workers_of_all_modes_keep_memory(tmp_path, mode, workers):
+    # Else glibc maps each large tensor anew, and a mode with another allocator is faster by that.
+    done = run_script(tmp_path / "run", mode, HERE / "heap.py", workers=workers)
+    assert done.returncode == 0 and "kept: True" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
