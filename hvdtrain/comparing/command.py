@@ -253,27 +253,27 @@ def compare(
     hvdtrain compare --modes allreduce,ps-async --decide-by target --target-accuracy 0.9
     hvdtrain compare --model vgg11,vgg16 --batch-size 16,64 --dry-run
     hvdtrain compare --preset cnn-mnist --dataset digits --workers 2
-        hvdtrain compare -H node1:2,node2:2
+    hvdtrain compare -H node1:2,node2:2
     hvdtrain compare --script train.py --modes single,allreduce,ps-sync -- --my-option 3
 
     A contender is a mode with its number of workers and servers and its settings. Speed is measured
     in sprints, which are short runs: each contender makes --repeats of them. Shorter sprints come
     first, and do not count. They try settings, such as other transports, wires and numbers of
-    servers: as many of rings as of servers, in the same time. An option that is given is not varied.
-    Settings that are shown to be slower are left out. Then whole trainings measure accuracy: one for
-    all modes that compute the same weights, by the fastest of them, and one for each asynchronous
-    mode that is not far too slow. A second one follows if the answer depends on it. If a length is
-    given, such as --epochs 5, whole trainings measure speed. With --trainings or
+    servers: as many of rings as of servers, in the same time. An option that is given is not
+    varied. Settings that are shown to be slower are left out. Then whole trainings measure
+    accuracy: one for all modes that compute the same weights, by the fastest of them, and one for
+    each asynchronous mode that is not far too slow. A second one follows if the answer depends on
+    it. If a length is given, such as --epochs 5, whole trainings measure speed. With --trainings or
     --sprint too, sprints measure speed, and the length is that of the whole trainings.
 
     With --decide-by target the time to --target-accuracy decides: every repeat is a whole training
     of each contender. It ends when the target is reached, or after all epochs.
 
-        Each contender may use all cores of its hosts, whatever else is compared: workers share the cores of
-    their host, and `single` is one machine with all of them. Over several hosts, rings on one of
-    them stand for one machine too. With no options it takes some minutes on two cores. A comparison
-    that was interrupted goes on with the same command and --out. More repeats or another mode are
-    added in the same way.
+    Each contender may use all cores of its hosts, whatever else is compared: workers share the
+    cores of their host, and `single` is one machine with all of them. Over several hosts, rings on
+    one of them stand for one machine too. With no options it takes some minutes on two cores. A
+    comparison that was interrupted goes on with the same command and --out. More repeats or another
+    mode are added in the same way.
 
     With --script your own training loop is compared. A sprint ends between two steps of the loop.
     With --trainings the whole script runs too, and job.report says what it has learned.

@@ -256,8 +256,9 @@ def conducted(folders: Sequence[Path]) -> Conduct:
         state = ComparisonState(folder)
         disturbed += len(state.disturbed)
         rates += state.rates
-        measures.add(state.experiment.get(DECIDE_BY))
-        given_threads.add(state.experiment.get("--threads"))
+        measures.add(str(state.experiment.get(DECIDE_BY)))
+        threads = state.experiment.get("--threads")
+        given_threads.add(threads if isinstance(threads, int) else 0)
         for name, entry in state.contenders.items():
             why = entry.get("left_out")
             if why:
@@ -269,14 +270,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
                 tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
     decided_by = BY_TIME_TO_TARGET if measures == {BY_TIME_TO_TARGET} else BY_SPEED
     threads = given_threads.pop() if len(given_threads) == 1 else 0
-    return Conduct(
-        left_out,
-        disturbed,
-        dict(sorted(tried.items())),
-        rates,
-        decided_by,
-        threads if isinstance(threads, int) else 0,
-    )
+    return Conduct(left_out, disturbed, dict(sorted(tried.items())), rates, decided_by, threads)
 
 
 def tried_lines(folder: Path) -> dict[str, list[str]]:
