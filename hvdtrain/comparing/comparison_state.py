@@ -60,7 +60,8 @@ class ComparisonState:
         self.rates: list[FoundRate]
         try:
             content = parse_json(read_whole(self.path, LARGEST_DOCUMENT))
-            self.experiment = dict(content["asked"])
+            # 0.1.0 did not write its version down.
+            self.experiment = {"hvdtrain": "0.1.0"} | dict(content["asked"])
             self.contenders = convert(content["contenders"], dict[str, dict[str, Any]])
             self.disturbed = list(content.get("disturbed", []))
             self.rates = convert(content.get("rates", []), list[FoundRate])
@@ -258,7 +259,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
         rates += state.rates
         measures.add(str(state.experiment.get(DECIDE_BY)))
         threads = state.experiment.get("--threads")
-        given_threads.add(threads if isinstance(threads, int) else 0)
+        given_threads.add(threads if type(threads) is int else 0)
         for name, entry in state.contenders.items():
             why = entry.get("left_out")
             if why:

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,6 @@ def _key(config: RunConfig, workers: int, hosts: int) -> Hashable:
         workers: the number of workers.
         hosts: the number of hosts. The key says only whether they are several.
     """
-    config = with_absolute_paths(config)  # as run folders have it
     spanned = [getattr(config, name) for name in SPANNED]
     return (
         config.mode,
@@ -122,7 +122,8 @@ def match(earlier: Mapping[Hashable, Run], runs: Sequence[Planned], folder: Path
     kept = set()
     names = {run.name for run in earlier.values()}
     for run in runs:
-        if _key(run.config, run.workers, len(run.hosts)) in earlier:
+        as_written = with_absolute_paths(run.config)
+        if _key(as_written, run.workers, len(run.hosts)) in earlier:
             kept.add(run.name)
         elif run.name in names:
             words = [f"{flag(name)} {getattr(run.config, name)}" for name in (*SPANNED, "threads")]
@@ -156,7 +157,7 @@ def experiment(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]
         hosts.update(host.name for host in run.hosts)
     common["hosts"] = ",".join(sorted(hosts)) or "none"
     common["--launcher"] = contenders[0].launcher.name
-    return common | versions()
+    return common | versions() | {"hvdtrain": version("hvdtrain")}
 
 
 def set_aside(folder: Path, begun: Path) -> Path | None:

@@ -116,7 +116,8 @@ def failure_reason(
         printed = [line for printed_by, line in lines if printed_by == process]
         if printed:
             # A rank that a signal ended had no time to say why.
-            before = ": " if code < 128 else ", and had printed last: "
+            is_signal = 128 < code < 128 + signal.NSIG
+            before = ", and had printed last: " if is_signal else ": "
             reason += f"{before}{printed[-1]}"
         return f"{reason}; {messages[0]}" if messages else f"{reason} (see {log})"
     if messages:

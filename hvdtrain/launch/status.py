@@ -178,8 +178,7 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
         ended += ", on a disk that is full (make room there)"
     if last_saved_step(run) is None:
         return f"{ended}: no snapshot to go on from"
-    again = resume_command(run, "launch", shown)
-    return f"{ended}; `{again}` continues it (on hosts, with -H)"
+    return f"{ended}; `{resume_command(shown, 'launch')}` continues it (on hosts, with -H)"
 
 
 def _log(run: Path) -> Path:

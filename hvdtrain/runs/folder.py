@@ -197,7 +197,8 @@ def how_to_go_on(folder: Path, command: str) -> str:
     options = _options(folder)
     if options.get("script", "none") != "none":
         return "a script's job cannot be resumed: give the same command with another --out"
-    resume = f"`{resume_command(folder, command)}`"
+    trust = " --trust-model" if _names_code_or_url(options) else ""
+    resume = f"`{resume_command(folder, command)}{trust}`"
     if step is not None:
         return f"{resume} goes on after step {step}"
     if is_begun(folder):
@@ -205,19 +206,20 @@ def how_to_go_on(folder: Path, command: str) -> str:
     return "nothing had been saved: give the same command again"
 
 
-def resume_command(folder: Path, command: str, shown: Path | None = None) -> str:
-    """Returns the command that continues a run.
+def resume_command(folder: Path, command: str) -> str:
+    """Returns the command that continues a run. It trusts no code that the run folder names.
 
     Args:
-        folder: the run folder.
+        folder: the run folder, as it is to be typed.
         command: `launch` or `train`.
-        shown: the run folder as it is to be typed, if in another way.
     """
-    options = _options(folder)
-    words = ["hvdtrain", command, "--resume", "--out", str(shown or folder)]
-    if any(is_code(str(options.get(name, ""))) for name in ("model", "dataset")):
-        words.append("--trust-model")
-    return shlex.join(words)
+    return shlex.join(["hvdtrain", command, "--resume", "--out", str(folder)])
+
+
+def _names_code_or_url(options: dict[str, Any]) -> bool:
+    """Returns whether a run is resumed only if the user trusts what its folder names."""
+    dataset = str(options.get("dataset", ""))
+    return "://" in dataset or is_code(dataset) or is_code(str(options.get("model", "")))
 
 
 def _options(folder: Path) -> dict[str, Any]:

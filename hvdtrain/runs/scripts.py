@@ -48,10 +48,8 @@ _REFUSED = {
     "record": "servers cannot replay what a script computes",
     "backup": "a script takes every step itself, and leaves none out",
 }
-# Options of which a script takes only the default.
-_OF_DEFAULT_VALUE = ("precision", "wait_for", "shares", "snapshot_every")
 # Options that are of no use with a script.
-NOT_FOR_SCRIPTS = (*_OF_OUR_LOOP, *_REFUSED, *_OF_DEFAULT_VALUE)
+NOT_FOR_SCRIPTS = (*_OF_OUR_LOOP, *_REFUSED, "wait_for", "shares", "snapshot_every")
 
 
 def check_script(config: RunConfig) -> None:

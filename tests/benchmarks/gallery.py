@@ -176,9 +176,11 @@ def answer_by_speed(verdict: dict[str, Any]) -> str:
         return low > 1 and ratio >= least_lead
 
     beside_machine = verdict["one_machine"]
+    ring = verdict["speed"]
+    if not beside_machine or not ring or min(beside_machine["n"], ring["n"]) < 5:
+        return "?"
     if not is_faster(beside_machine["ratio"], beside_machine["ci_low"]):
         return "?"
-    ring = verdict["speed"]
     if is_faster(ring["ratio"], ring["ci_low"]):
         return "RING"
     if is_faster(1 / ring["ratio"], 1 / ring["ci_high"]):

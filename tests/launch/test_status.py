@@ -58,7 +58,8 @@ def test_the_command_to_go_on_can_be_pasted(run):
     (spaced / "summary.json").unlink()
     (spaced / "config.toml").write_text('model = "/tmp/mine.py:build"\n')
     state = lines(spaced)[0]
-    assert "`hvdtrain launch --resume --out 'r t' --trust-model` continues it" in state
+    # It trusts no code that the folder names: `launch` says how.
+    assert "`hvdtrain launch --resume --out 'r t'` continues it" in state
 
 
 def test_a_run_that_failed_says_why_and_goes_on_only_from_a_snapshot(run, monkeypatch):

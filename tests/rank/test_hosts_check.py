@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_other_code_on_a_host_is_a_line_on_the_first_rank_and_ends_all(tmp_path)
         first.stdout.strip()
     ]
     assert (
-        first.stdout.startswith("hvdtrain: localhost: hvdtrain 0.1.0 (")
+        first.stdout.startswith(f"hvdtrain: localhost: hvdtrain {version('hvdtrain')} (")
         and f" in {other}/hvdtrain, here" in first.stdout
     )
     assert not printed and not (out / "config.toml").exists()

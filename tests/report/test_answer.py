@@ -26,6 +26,7 @@ from hvdtrain.reporting.answer import (
     reach_answer,
 )
 from hvdtrain.reporting.comparisons import split_into_comparisons
+from hvdtrain.reporting.conduct import Conduct
 from hvdtrain.reporting.contenders import Margins
 from hvdtrain.reporting.fairness import check
 from hvdtrain.reporting.results import result_rows
@@ -695,6 +696,8 @@ def test_next_is_built_of_what_the_runs_were_asked(tmp_path):
         "--repeats": "5",
     }
     assert options.items() <= dict(itertools.pairwise(more)).items()
+    few = [r for r in runs if r.manifest.repeat < 3]
+    assert " --threads -1 " in reach_answer(few, conduct=Conduct(threads=-1)).next
 
 
 def test_next_asks_for_what_modes_can_have_alone(tmp_path):

@@ -111,6 +111,13 @@ def test_a_push_brings_the_settings_of_its_step():
     torch.testing.assert_close(ours.tensor, reference.detach())
 
 
+def test_a_script_s_job_is_not_started_again(tmp_path):
+    (tmp_path / "a.py").touch()
+    words = ["-n", "1", "--retries", "2", "--dry-run", "--", "--script", str(tmp_path / "a.py")]
+    with pytest.raises(UsageError, match="^--retries is not for --script"):
+        launch.main(words, standalone_mode=False)
+
+
 def test_a_script_can_not_be_joined():
     of_script = RunConfig(mode="ps-async", servers=1, script="a.py", wire="zmq")
     with pytest.raises(UsageError, match="--respawn is not for --script"):

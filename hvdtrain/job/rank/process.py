@@ -143,7 +143,7 @@ def _begin(
     threads = 1 if world.is_server else _threads_of_worker(config, world)
     set_threads(threads, world.is_server)
     hide_gpus(config, world.is_server)
-    keep_memory()  # in all modes: it makes steps shorter, see tests/benchmarks/README.md
+    keep_memory()  # in all modes alike: see tests/benchmarks/README.md
     with importing():
         from hvdtrain.job.coordination.meeting import Meeting
         from hvdtrain.job.rank.prepare import prepare  # imports torch
