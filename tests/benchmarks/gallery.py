@@ -312,6 +312,9 @@ INTRODUCTION = """\
 
 Ring, servers or one machine? Here are answers for ten models, two batches, 2 to 16 hosts and three networks, each from
 the commands below. `tests/benchmarks/gallery.py` makes this page. It was made on {date}, on two cores of an AMD EPYC.
+The calibrations of `resnet18` and of the models below it are from the day before. They computed without [memory that is
+kept](../../tests/benchmarks/README.md#what-a-ranks-memory-is-kept-for), so their samples/s may be too low by some per
+cent, for all sides alike.
 
 Each host has one core and one worker, and the batch is the batch of a worker. With faster hosts, messages take a larger
 part of a step. So if your hosts are eight times as fast, and the batch of your workers is 64, read the rows of batch 8.
@@ -338,7 +341,7 @@ The cells that were measured. The last three columns have the predicted samples/
 samples/s; `outside`: the measured mean is not in the predicted interval. The comparisons send fp16, as nearly all
 predictions for these cells do.
 
-The calibrations were made within half an hour before the comparisons. They have no run of a ring or of servers, and
+The calibrations were made within half an hour of the comparisons. They have no run of a ring or of servers, and
 most predictions of these two are too fast for batches of 8. Calibrations also train with one process for some seconds.
 Before they did so, predictions for the first three models were 1.12 to 1.61 times too fast."""
 DETAILS = """\
