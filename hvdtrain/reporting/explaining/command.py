@@ -52,11 +52,11 @@ def explain(
     samples/s if the straggler were as fast as the others. In asynchronous modes this prediction
     takes the hosts' cores into account. In other modes it is too high if the workers share cores.
 
-    The file of --json has an object, or a list for several runs: `straggler` (a rank, or null),
-    `waited_s` by rank (null in asynchronous modes without a straggler); `absent_s` by rank: from
-    which second to which second it was away, because it was lost or had left; `left_out`: lost
-    ranks with too few steps to explain; `parts` of a step in seconds; and `what_if`: samples/s of
-    all workers.
+    The file of --json has an object, or a list for several runs: `straggler` (a rank, or null);
+    `waited_s`: how long the others waited for each rank (null in asynchronous modes without a
+    straggler); `absent_s` by rank: from which second to which second it was away, because it was
+    lost or had left; `left_out`: lost ranks with too few steps to explain; `parts` of a step in
+    seconds; and `what_if`: samples/s of all workers.
 
     If a run has fewer than 45 steps, explain prints how long they took, with an interval, and the
     command of a longer run.
