@@ -4,6 +4,7 @@ wrong is not.
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,15 +70,29 @@ def reference(optimizer):
 
 
 def apart(optimizer, **changed):
-    return distance(trained(optimizer, **changed), reference(optimizer), as_vector(initial()))
+    weights = trained(optimizer, **changed)
+    return distance(weights, reference(optimizer), as_vector(initial()), optimizer)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(
-    "changed", [{"passes": 16}, {"rounding": ROUNDING}], ids=["passes", "rounding"]
+    "changed",
+    [{"passes": 16}, {"passes": 32}, {"rounding": ROUNDING}],
+    ids=["16 passes", "32 passes", "rounding"],
 )
 def test_what_rounding_leaves_is_well_within_the_tolerance(optimizer, changed):
     assert 0 < apart(optimizer, **changed) < TOLERANCE / 3
+
+
+def test_a_few_weights_that_adam_moves_at_random_are_within_and_more_are_not():
+    reference = np.ones(10_000)
+    few, more = reference.copy(), reference.copy()
+    few[:10] = -1.0
+    more[:11] = -1.0
+    start = np.zeros(10_000)
+    assert distance(few, reference, start, "adam") == 0
+    assert distance(more, reference, start, "adam") > 3 * TOLERANCE
+    assert distance(few, reference, start, "sgd") > 3 * TOLERANCE
 
 
 def test_a_gradient_that_is_off_by_a_part_in_a_thousand_is_found():

@@ -2,6 +2,7 @@
 processor.
 """
 
+import json
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ def assert_same_weights(run: Path, other: Path) -> None:
     )
     parameters, statistics = initial(other)
     for start in filter(None, (parameters, statistics)):
-        assert_close(tensors, reference, start)
+        assert_close(tensors, reference, start, optimizer_of(run))
 
 
 def assert_same_weights_of_script(run: Path, other: Path) -> None:
@@ -56,12 +57,17 @@ def assert_same_weights_of_script(run: Path, other: Path) -> None:
         for folder, name in ((run, "final"), (other, "final"), (other, "initial"))
     )
     assert tensors.keys() == reference.keys() == start.keys()
-    assert_close(tensors, reference, start)
+    assert_close(tensors, reference, start, optimizer_of(run))
 
 
-def assert_close(tensors, reference, start) -> None:
+def optimizer_of(run: Path) -> str:
+    return json.loads((run / "manifest.json").read_text())["optimizer"]
+
+
+def assert_close(tensors, reference, start, optimizer: str) -> None:
     """Asserts that training moved what is in `start` to the same, in `tensors` and `reference`."""
-    apart = distance(*(as_vector(named, start) for named in (tensors, reference, start)))
+    vectors = [as_vector(named, start) for named in (tensors, reference, start)]
+    apart = distance(*vectors, optimizer)
     assert apart <= TOLERANCE, f"{apart:.1e} of the way trained, where {TOLERANCE:.0e} may be"
 
 

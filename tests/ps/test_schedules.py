@@ -53,7 +53,8 @@ def apart(schedule):
     """How far the weights are from those of one process, in shares of the way trained."""
     began = torch.cat([p.detach().flatten() for p in TinyModel().parameters()])
     vectors = (schedule.last_weights, schedule.in_one_process(), began)
-    return distance(*(vector.double().numpy() for vector in vectors))
+    arrays = [vector.double().numpy() for vector in vectors]
+    return distance(*arrays, schedule.config.optimizer)
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
