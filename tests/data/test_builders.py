@@ -58,6 +58,19 @@ def test_digits_are_1797_real_images_in_ten_classes(digits):
         assert np.corrcoef(small.ravel(), originals.images[index].ravel())[0, 1] > 0.95
 
 
+def test_building_digits_gives_later_processes_no_variables_of_openmp(tmp_path):
+    program = f"""
+import os, sys
+from pathlib import Path
+from hvdtrain.data.build import build
+before = dict(os.environ)
+build("digits", Path({str(tmp_path / "built")!r}))
+print("sklearn" in sys.modules, before == dict(os.environ))
+"""
+    printed, _ = run(program).communicate(timeout=60)
+    assert printed == "True True\n"
+
+
 def test_dataset_toml_says_what_the_folder_holds(digits):
     manifest = tomllib.loads((digits / "dataset.toml").read_text())
     said = {"name": "digits", "source": "digits", "licence": "CC BY 4.0", "seed": 0, "images": 1797}

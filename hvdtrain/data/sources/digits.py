@@ -1,5 +1,8 @@
 """Handwritten digits that scikit-learn includes, so that nothing is downloaded."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ SIDE = 32  # pixels; the smallest image that a VGG can halve five times
 
 def open_source(recipe: Recipe, images_from: Path | None) -> Source:
     """Opens 1,797 images of 32x32 grey pixels, `0000.png` and so on."""
-    from sklearn.datasets import load_digits
+    with _unchanged_environment():
+        from sklearn.datasets import load_digits
 
     digits = load_digits()
     items = [
@@ -23,6 +27,23 @@ def open_source(recipe: Recipe, images_from: Path | None) -> Source:
         for index, (digit, pixels) in enumerate(zip(digits.target, digits.images, strict=True))
     ]
     return Source(lambda: items)
+
+
+@contextlib.contextmanager
+def _unchanged_environment() -> Iterator[None]:
+    """Takes back what the block changes in the variables of this process.
+
+    scikit-learn sets variables of OpenMP when it is imported. The ranks of `compare` would have
+    them if `compare` builds the data set, and not once it is in the cache: runs that are to be
+    compared must have the same.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _enlarged(pixels: Any) -> bytes:
