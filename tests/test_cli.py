@@ -18,6 +18,7 @@ from PIL import Image
 from hvdtrain.base import modes
 from hvdtrain.base.config.command_line import FIRST, GROUPS
 from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.errors import UsageError
 from hvdtrain.base.world.place import World
 from hvdtrain.cli import COMMANDS, cli, main
 from hvdtrain.job.rank.process import _advice
@@ -428,3 +429,9 @@ def test_a_second_interrupt_changes_neither_the_line_nor_the_exit_code():
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "hvdtrain: interrupted\n")
+
+
+@pytest.mark.parametrize("rate", ["0mbit", "1", "1gbit;id", "-1mbit"])
+def test_a_rate_of_hosts_is_a_number_and_a_unit(rate):
+    with pytest.raises(UsageError, match=f"--rate {rate} is not a rate such as 1gbit"):
+        cli.main(["hosts", "up", "--rate", rate], standalone_mode=False)

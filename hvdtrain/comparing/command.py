@@ -31,6 +31,7 @@ from hvdtrain.base.config.option_types import (
 )
 from hvdtrain.base.config.recipes import Launcher
 from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
+from hvdtrain.base.config.untrusted import is_url
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import printable, with_noun
 from hvdtrain.base.system.own_code import is_code
@@ -530,7 +531,7 @@ def _count_samples(config: RunConfig, state: ComparisonState) -> None:
     """
     if config.script:
         return
-    from hvdtrain.data.find import count_training_samples, is_name, is_url, locate_folder
+    from hvdtrain.data.find import count_training_samples, is_name, locate_folder
 
     dataset = config.dataset
     is_folder = not (is_name(dataset) or is_url(dataset) or is_code(dataset))

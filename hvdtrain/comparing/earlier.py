@@ -138,7 +138,7 @@ def experiment(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]
     """Returns what all runs of a comparison have in common, for ComparisonState.set_experiment.
 
     Args:
-        config: what the contenders were planned from. Its threads count if they were given.
+        config: what the contenders were planned from, with the threads that were given.
         sprint_s: how long a sprint lasts.
         contenders: the contenders that were asked for.
     """
@@ -150,8 +150,7 @@ def experiment(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]
     # The configuration may say `auto`.
     common["--width"] = contenders[0].config.effective_width
     common["--sprint"] = sprint_s
-    if config.threads:
-        common["--threads"] = config.threads
+    common["--threads"] = config.threads or "auto"
     hosts: set[str] = set()
     for run in contenders:
         hosts.update(host.name for host in run.hosts)

@@ -70,7 +70,7 @@ def build(
         Failure: The build failed. The files that it had written are removed.
     """
     recipe = Recipe.load(name).request(**options)
-    out = out.expanduser().resolve()
+    out = Path(os.path.expanduser(out)).resolve()
     if images_from and (out.is_relative_to(images_from) or images_from.is_relative_to(out)):
         raise UsageError(
             f"--out '{out}' and the source of the images, '{images_from}': one of these folders is "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
-from hvdtrain.base.config.untrusted import check_not_endless
+from hvdtrain.base.config.untrusted import check_not_endless, is_url
 from hvdtrain.base.errors import UsageError, unknown
 from hvdtrain.base.system.own_code import is_code
 from hvdtrain.data.bad_images import without_bad
@@ -109,11 +109,6 @@ def is_parquet(dataset: str) -> bool:
 def is_name(dataset: str) -> bool:
     """Returns whether `--dataset` is a recipe's name or `synthetic`: neither a path nor a URL."""
     return dataset == NAME or dataset in recipes.names("datasets")
-
-
-def is_url(dataset: str) -> bool:
-    """Returns whether `--dataset` is a URL for fsspec, such as `s3://…` or `hf://datasets/…`."""
-    return "://" in dataset
 
 
 def locate_folder(dataset: str) -> Path:

@@ -115,9 +115,9 @@ def failure_reason(
         reason = f"{name(process)} {_describe_exit(code)}"
         printed = [line for printed_by, line in lines if printed_by == process]
         if printed:
-            # A rank that a signal ended had no time to say why.
-            is_signal = 128 < code < 128 + signal.NSIG
-            before = ", and had printed last: " if is_signal else ": "
+            # A process that aborts says why before. Other signals leave no time for that.
+            had_time = _signal_of(code) in (None, signal.SIGABRT)
+            before = ": " if had_time else ", and had printed last: "
             reason += f"{before}{printed[-1]}"
         return f"{reason}; {messages[0]}" if messages else f"{reason} (see {log})"
     if messages:
@@ -138,9 +138,15 @@ def failure_reason(
 def _describe_exit(code: int) -> str:
     if code == 255:  # ssh's exit code in both cases
         return "was ended by a signal, or the ssh connection to its host broke"
+    ended_by = _signal_of(code)
+    return f"was ended by {ended_by.name}" if ended_by else f"ended with exit code {code}"
+
+
+def _signal_of(code: int) -> signal.Signals | None:
+    """Returns the signal that an exit code stands for, as shells have it."""
     with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(code - 128).name}"
-    return f"ended with exit code {code}"
+        return signal.Signals(code - 128)
+    return None
 
 
 def job_failure(folder: Path, log: Path, exit_code: int, rank_of: Callable[[int], int]) -> Failure:

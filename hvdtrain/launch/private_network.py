@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.config.untrusted import is_url
 from hvdtrain.base.system.own_code import is_code
 
 # linux/sched.h
@@ -45,7 +46,6 @@ def needs_network(config: RunConfig) -> bool:
     A user's code may always.
     """
     from hvdtrain.data.build import is_built
-    from hvdtrain.data.find import is_url
     from hvdtrain.data.recipe import Recipe
     from hvdtrain.data.storage import cache_root
 

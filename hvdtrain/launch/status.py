@@ -178,7 +178,10 @@ def _state(run: Path, shown: Path, summary: Summary, record: dict[str, Any]) -> 
         ended += ", on a disk that is full (make room there)"
     if last_saved_step(run) is None:
         return f"{ended}: no snapshot to go on from"
-    return f"{ended}; `{resume_command(shown, 'launch')}` continues it (on hosts, with -H)"
+    return (
+        f"{ended}; `{resume_command(shown, 'launch')}` continues it, with "
+        "the same --launcher, -H and --sync-dst-dir if there were any"
+    )
 
 
 def _log(run: Path) -> Path:

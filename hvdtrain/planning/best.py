@@ -254,7 +254,7 @@ class Contest:
         return place
 
     def not_validated(self, hosts: int) -> list[str]:
-        """Returns what of this place no prediction was ever compared with."""
+        """Returns what of this place predictions were hardly ever compared with."""
         reasons = []
         if hosts > VALIDATED_HOSTS:
             reasons.append(f"more than {VALIDATED_HOSTS} hosts")

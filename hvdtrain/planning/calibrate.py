@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import NamedTuple
 
 from hvdtrain.base.config.run_config import WIRES, RunConfig
@@ -105,7 +106,7 @@ def calibrate(
 
     # zmq encrypts, as between hosts.
     os.environ |= probe.ENVIRONMENT | {WIRE_KEY: new_wire_key()}
-    keep_memory()  # as ranks do
+    keep_memory()  # as ranks do; forked processes inherit it
     # After the environment is set, which torch reads.
     import torch
 
@@ -144,6 +145,7 @@ def calibrate(
         wires=_wires(guessed) or WIRES[:1],
         most_workers=probe.WORKERS,
         made={
+            "hvdtrain": version("hvdtrain"),
             "on": socket.gethostname(),
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "how": "measured",
@@ -166,6 +168,12 @@ def calibrate(
             f"the machine did other work: {others:.0%} of it; disturbed measurements were repeated, and "
             "what is still disturbed has a wide range; calibrate again when the machine is quiet"
         )
+    for run in runs:
+        if run.manifest.hvdtrain != version("hvdtrain"):
+            say(
+                f"{run.name} was run with hvdtrain {run.manifest.hvdtrain}, not "
+                f"{version('hvdtrain')}: its steps may have taken more or less time than today's"
+            )
     for name in calibration.made.get("left_nothing", []):
         say(
             f"{name} does not show what messages cost: its processor time leaves nothing for them "

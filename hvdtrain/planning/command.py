@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -535,6 +536,13 @@ def _warnings(calibration: Calibration, template: Scenario, rows: Sequence[Any])
         bias = biases[mode]
         told = f"{bias:.2f} times too long" if bias > 1 else f"{1 / bias:.2f} times too short"
         yield f"{mode}: the steps of its runs were predicted {told}, which is corrected."
+    # 0.1.0 did not write its version down.
+    made_with = calibration.made.get("hvdtrain", "0.1.0")
+    if made_with != version("hvdtrain"):
+        yield (
+            f"The calibration was made with hvdtrain {made_with}, not {version('hvdtrain')}. Steps may "
+            "take more or less time now: calibrate again."
+        )
     yield from _disturbed(calibration)
     codec = template.compression
     sent_by_rings = {row["compression"] for row in rows if row["mode"] in RING_MODES}

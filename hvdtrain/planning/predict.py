@@ -43,11 +43,11 @@ MANY_WORKERS = 16
 PIECES_OF_MANY = 80
 # The interval is so much wider for each doubling of workers, of servers or of bandwidth away from
 # what a calibration was made with (tests/benchmarks/widening.py), and so many times as much wider
-# where no prediction was ever compared with a measurement: a guess.
+# where predictions were hardly ever compared with measurements: a guess.
 WIDER_PER_DOUBLING = 0.03
 WIDER_PER_DOUBLED_BANDWIDTH = 0.015
 WIDER_WHERE_UNKNOWN = 2.0
-# Predictions of more hosts or servers, and of slower and faster links, were never compared.
+# Predictions of more hosts or servers, and of slower and faster links, were hardly ever compared.
 VALIDATED_HOSTS = 4
 VALIDATED_GBIT = (0.05, 1.0)
 # The bandwidth from which on doublings count where none was measured.

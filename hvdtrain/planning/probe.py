@@ -339,7 +339,6 @@ def _make_job(rank: int, probed: ProbedJob, port: int, folder: Path) -> "Job":
     import torch
 
     from hvdtrain.base.config.run_config import RunConfig
-    from hvdtrain.base.system.memory import keep_memory
     from hvdtrain.base.world.network import use_one_interface
     from hvdtrain.base.world.place import read_world
     from hvdtrain.job.coordination.job import Job
@@ -348,7 +347,6 @@ def _make_job(rank: int, probed: ProbedJob, port: int, folder: Path) -> "Job":
     torch.set_num_threads(1)
     world = read_world(transport.servers)
     use_one_interface(world)
-    keep_memory()
     config = RunConfig(
         mode=transport.mode,
         servers=transport.servers,

@@ -106,7 +106,7 @@ def _to_target(part: Row | None) -> dict[str, str]:
 def answer(place: Row) -> str:
     """Returns `RING 97 %`; several answers where none is sure.
 
-    In brackets is what the answer hangs on, and OTHER_WORK. Where nothing was ever validated it is
+    In brackets is what the answer hangs on, and OTHER_WORK. Where hardly anything was validated it is
     `RING?`.
     """
     if place["not_validated"]:

@@ -495,7 +495,7 @@ class ContestToTarget(Contest):
         }
 
     def _not_validated_of(self, job: Scenario, hosts: int) -> list[str]:
-        """Returns what of a job's cluster no prediction was ever compared with."""
+        """Returns what of a job's cluster predictions were hardly ever compared with."""
         _, most_gbit = VALIDATED_GBIT
         gbit = most_gbit if job.replaces else job.bandwidth_gbit
         template = replace(self.template, bandwidth_gbit=gbit)
@@ -596,7 +596,8 @@ def notes(data: Row, rows: Sequence[Row], places: Sequence[Row]) -> Iterator[str
     told = _all_reasons(places)
     if reasons - told:
         yield (
-            f"?: no prediction of {' or '.join(sorted(reasons))} was ever compared with a measurement."
+            f"?: predictions of {' or '.join(sorted(reasons))} were hardly ever compared with "
+            "measurements."
         )
 
 

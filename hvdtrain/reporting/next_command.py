@@ -130,7 +130,7 @@ def _comparison(
     to_do = (trainings or repeats) * (len(kinds) + len(add))
     if longer:
         to_do *= command_lines.LONGER
-    else:
+    elif command_lines.can_be_continued(runs):
         to_do = max(1, to_do - len(speed_runs(counted)))
     measure = evidence.contenders.measure
     decide_by = "" if measure is SPEED else measure.name

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import shlex
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from hvdtrain.base import modes
@@ -91,8 +92,22 @@ def compare_command(
     runs_folder = runs[0].folder.parent
     comparison = runs_folder.parent
     if runs_folder.name == "runs" and (comparison / "logs").is_dir():
-        words += ["--out", f"{comparison}-longer" if longer else str(comparison)]
+        words += ["--out", f"{comparison}{_suffix(runs, longer)}"]
     return shlex.join(["hvdtrain", "compare", *words, "--repeats", str(repeats)])
+
+
+def can_be_continued(runs: Sequence[Run]) -> bool:
+    """Returns whether `compare` of this version adds runs to the folder of these runs."""
+    return all(run.manifest.hvdtrain == version("hvdtrain") for run in runs)
+
+
+def _suffix(runs: Sequence[Run], longer: str) -> str:
+    """Returns what to append to the folder's name, if all runs have to be made anew."""
+    if longer:
+        return "-longer"
+    if not can_be_continued(runs):
+        return f"-{version('hvdtrain')}"
+    return ""
 
 
 def _sizes(runs: Sequence[Run], add: Iterable[str]) -> list[str]:

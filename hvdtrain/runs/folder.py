@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.base.config.run_config import RunConfig
-from hvdtrain.base.config.untrusted import LARGEST_CONFIG, parse_toml, read_whole
+from hvdtrain.base.config.untrusted import LARGEST_CONFIG, is_url, parse_toml, read_whole
 from hvdtrain.base.config.writing import check_folder, write_whole
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import some_of
@@ -219,7 +219,7 @@ def resume_command(folder: Path, command: str) -> str:
 def _names_code_or_url(options: dict[str, Any]) -> bool:
     """Returns whether a run is resumed only if the user trusts what its folder names."""
     dataset = str(options.get("dataset", ""))
-    return "://" in dataset or is_code(dataset) or is_code(str(options.get("model", "")))
+    return is_url(dataset) or is_code(dataset) or is_code(str(options.get("model", "")))
 
 
 def _options(folder: Path) -> dict[str, Any]:

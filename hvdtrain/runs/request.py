@@ -16,7 +16,7 @@ from hvdtrain.base import modes
 from hvdtrain.base.config.command_line import config_options
 from hvdtrain.base.config.file import read_config
 from hvdtrain.base.config.run_config import DEVICES, LENGTHS, OPEN_WIRES, RunConfig, flag
-from hvdtrain.base.config.untrusted import check_not_endless
+from hvdtrain.base.config.untrusted import check_not_endless, is_url
 from hvdtrain.base.errors import UsageError, unknown
 from hvdtrain.base.formatting import with_noun
 from hvdtrain.base.numerics import compression, slowdown
@@ -582,8 +582,6 @@ def check_trusted(
     Raises:
         UsageError: the folder names code or a URL that the user has not named.
     """
-    from hvdtrain.data.find import is_url  # imports what builds data sets
-
     if trusts:
         return
     for name in ("model", "dataset", "script"):
@@ -603,7 +601,7 @@ def check_trusted(
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Returns the configuration with absolute paths, so that it means the same in any folder."""
-    from hvdtrain.data.find import is_name, is_url  # imports what builds data sets
+    from hvdtrain.data.find import is_name  # imports what builds data sets
 
     dataset = config.dataset
     if not is_name(dataset) and not is_url(dataset):
@@ -619,7 +617,8 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    # Unlike Path.expanduser, this leaves the name of an unknown user as it is.
+    return str(Path(os.path.expanduser(path)).absolute())
 
 
 def _absolute_code(name: str) -> str:

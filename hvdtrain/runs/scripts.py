@@ -48,7 +48,7 @@ _REFUSED = {
     "record": "servers cannot replay what a script computes",
     "backup": "a script takes every step itself, and leaves none out",
 }
-# Options that are of no use with a script.
+# Options that are hidden in `run --help`: no value other than the default is for a script.
 NOT_FOR_SCRIPTS = (*_OF_OUR_LOOP, *_REFUSED, "wait_for", "shares", "snapshot_every")
 
 

@@ -17,6 +17,7 @@ that does nothing else. What OUT already has is not made again. Name models to m
 import argparse
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 from two_hosts import hvdtrain, two_hosts
 
 from hvdtrain.planning import show
+from hvdtrain.reporting import rule
 
 PREFIX = "gallery"
 HOSTS = (2, 4, 8, 16)
@@ -163,29 +165,29 @@ def measured(folder: Path) -> Measured | None:
 
 
 def answer_by_speed(verdict: dict[str, Any]) -> str:
-    """Which of ONE, RING and SERVERS has the most samples/s; `?` if that was not shown.
+    """Which of ONE, RING and SERVERS is shown to do the most samples/s; `?` if none is.
 
-    The answer of the comparison names no side, since with fp16 the sides do not compute the same,
-    and nothing was trained.
+    ONE also stands for a distributed job that is not faster by the margin. The answer of the
+    comparison names no side, since with fp16 the sides do not compute the same, and nothing was
+    trained.
     """
     if verdict["answer"] == "ONE MACHINE":
         return "ONE"
-    least_lead = 1 + verdict["margin"]
-
-    def is_faster(ratio: float, low: float) -> bool:
-        return low > 1 and ratio >= least_lead
-
     beside_machine = verdict["one_machine"]
     ring = verdict["speed"]
-    if not beside_machine or not ring or min(beside_machine["n"], ring["n"]) < 5:
+    if not beside_machine or not ring:
         return "?"
-    if not is_faster(beside_machine["ratio"], beside_machine["ci_low"]):
+    margin = verdict["margin"]
+    if rule.judge_distribution(lead_of(beside_machine), margin) != rule.AHEAD:
         return "?"
-    if is_faster(ring["ratio"], ring["ci_low"]):
-        return "RING"
-    if is_faster(1 / ring["ratio"], 1 / ring["ci_high"]):
-        return "SERVERS"
-    return "?"
+    answers = {rule.AHEAD: "RING", rule.BEHIND: "SERVERS"}
+    return answers.get(int(rule.judge(lead_of(ring), margin)), "?")
+
+
+def lead_of(race: dict[str, Any]) -> rule.Lead:
+    low = -math.inf if race["ci_low"] is None else math.log(race["ci_low"])
+    high = math.inf if race["ci_high"] is None else math.log(race["ci_high"])
+    return rule.Lead(math.log(race["ratio"]), low, high, math.nan, race["n"])
 
 
 def measured_cell(found: Measured) -> Cell:
@@ -332,7 +334,7 @@ MEASURED = (
     "| **RING** | measured by `compare` on two hosts of `hvdtrain hosts`: the ring does the most "
     "samples/s (what is learned with fp16 was not measured). In the tables below, the figures of "
     "such rows are the mean of five repeats, the lowest and the highest |\n"
-    "| **?** | measured: after five repeats it is not known who does the most samples/s |\n"
+    "| **?** | measured: after five repeats no side is shown to do the most samples/s |\n"
 )
 BESIDE = """\
 ## Measured beside predicted

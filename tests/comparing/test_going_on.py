@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,18 +106,20 @@ def test_sprints_and_whole_runs_of_one_contender_stand_side_by_side(tmp_path):
         ),
         ({"dataset": "./mine"}, "they were made with --dataset digits, not /"),
         ({"threads": 2}, "they were made with --threads 1, not 2"),
+        ({"threads": 0}, "they were made with --threads 1, not auto"),
         (
             {"hosts": [Host("a", 1), Host("b", 1)]},
             "made with hosts none, not a,b; --launcher local, not ssh",
         ),
         ({"torch": "1.0"}, f"made with torch {versions()['torch']}, not 1.0"),
+        ({"hvdtrain": "9.9"}, f"made with hvdtrain {version('hvdtrain')}, not 9.9"),
         ({"images": "def"}, "made with images abc, not def"),
     ],
 )
 def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
     hosts, more = (
         changed.pop("hosts", []),
-        {name: changed.pop(name) for name in ("torch", "images") if name in changed},
+        {name: changed.pop(name) for name in ("torch", "hvdtrain", "images") if name in changed},
     )
     config = dataclasses.replace(ASKED, **changed)
 
@@ -133,6 +136,26 @@ def test_what_could_not_be_compared_is_one_line(changed, says, tmp_path):
     ask(dataclasses.replace(ASKED, log_every=5), [], {})  # which changes nothing
     with pytest.raises(UsageError, match=re.escape(says)):
         ask(config, hosts, more)
+
+
+def test_runs_of_the_version_that_did_not_write_itself_down_are_not_continued(tmp_path):
+    asked = experiment(ASKED, 0.0, plan(ASKED, Axes(["ddp"])))
+    state = ComparisonState(tmp_path)
+    state.set_experiment({name: value for name, value in asked.items() if name != "hvdtrain"})
+    state.save()
+    with pytest.raises(UsageError, match=r"made with hvdtrain 0\.1\.0, not "):
+        ComparisonState(tmp_path).set_experiment(asked)
+
+
+@pytest.mark.parametrize(("threads", "counted"), [(3, 3), (-1, -1), (0, 0)])
+def test_threads_that_were_given_are_known_later(tmp_path, threads, counted):
+    for given in (1, threads):  # of the first, no run has finished
+        config = dataclasses.replace(ASKED, threads=given)
+        state = ComparisonState(tmp_path)
+        asked = experiment(config, 0.0, plan(config, Axes(["ddp"])))
+        state.set_experiment(asked, nothing_counts=True)
+        state.save()
+    assert conducted([tmp_path]).threads == counted
 
 
 def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):

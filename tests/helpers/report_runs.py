@@ -4,6 +4,7 @@ speed.
 
 import json
 import math
+from importlib.metadata import version
 from pathlib import Path
 
 from hvdtrain import reporting
@@ -18,7 +19,7 @@ BATCH, PER_EPOCH, EPOCHS, IMAGES = 64, 5, 6, 400
 def manifest(mode="single", workers=1, servers=0, repeat=1, **changed):
     backends = {"single": "none", "allreduce": "horovod-mpi", "ddp": "gloo"}
     return {
-        "hvdtrain": "0.1.0",
+        "hvdtrain": version("hvdtrain"),
         "mode": mode,
         "workers": workers,
         "servers": servers,

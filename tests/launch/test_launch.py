@@ -397,6 +397,24 @@ def test_the_reason_is_our_own_line_or_the_last_one(tmp_path, text, line):
     assert failure_reason(log, 3) == line.format(log=log)
 
 
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ("exited on  signal 9", "was ended by SIGKILL, and had printed last: step 7"),
+        ("exited on  signal 6", "was ended by SIGABRT: step 7"),
+        (
+            "\n   Process name: [prterun-n1-1@1,1]\n   Exit code:    161",
+            "ended with exit code 161: step 7",
+        ),
+    ],
+)
+def test_the_last_line_of_a_rank_is_a_reason_unless_it_was_killed(tmp_path, report, reason):
+    log = tmp_path / "log"
+    rank = "process rank 1 with PID 5 on node n1"
+    log.write_text(f"[1]<stdout>: step 7\n{rank} {report}\n")
+    assert failure_reason(log, 143) == f"process 1 {reason} (see {log})"
+
+
 # A process of this job fails after the others have begun to wait: by itself, by an exit code, or by
 # a signal. Another says some seconds later that it is lost.
 FAILING = """

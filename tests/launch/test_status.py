@@ -46,8 +46,9 @@ def test_a_finished_run(run):
 def test_a_run_that_stopped_says_how_it_goes_on(run):
     (run / "summary.json").unlink()
     state, step, last, snapshot = lines(run)
-    again = f"`hvdtrain launch --resume --out {run.name}` continues it (on hosts, with -H)"
-    assert state.startswith(f"{run.name}: not running, and not finished; {again} (ps-sync with 2")
+    again = f"`hvdtrain launch --resume --out {run.name}` continues it, with the same --launcher, "
+    assert state.startswith(f"{run.name}: not running, and not finished; {again}")
+    assert "-H and --sync-dst-dir if there were any (ps-sync with 2" in state
     assert re.fullmatch(r"step 30 of 90, epoch 6, 100 samples/s lately, loss 0\.\d{4}", step)
     assert re.fullmatch(r"last step 0:00:0\d ago, after 0:00:19 of training", last)
     assert snapshot == "last snapshot after step 12"

@@ -1,6 +1,7 @@
 """How sure predictions are: what they hang on, where nothing validates them, how intervals widen."""
 
 import re
+from importlib.metadata import version
 
 import pytest
 from planning.test_calibration import make
@@ -107,10 +108,15 @@ def test_a_known_bias_of_a_mode_is_corrected_and_told(tmp_path):
 @pytest.mark.usefixtures("few_draws")
 def test_what_a_calibration_was_made_beside_is_told(tmp_path):
     """With each probability, and below the table and the map."""
-    made = make(made={"others_share": 0.4, "jitter": "guessed"}, step_jitter=0.03)
+    about = {"others_share": 0.4, "jitter": "guessed", "hvdtrain": "9.9"}
+    made = make(made=about, step_jitter=0.03)
     words = ["--workers", "2", "--bandwidth", "50mbit"]
     said, found = asked(tmp_path, made, *words)
     assert "The machine did other work: 40% of it, while it was calibrated" in said
+    assert f"made with hvdtrain 9.9, not {version('hvdtrain')}" in said
     assert "Fewer than eight steps were undisturbed: jitter is taken to be 0.03" in said
     assert "ONE MACHINE 100% (other work)" in said and found["map"][0]["others_share"] == 0.4
-    assert "other work" not in asked(tmp_path, make(), *words)[0]
+    today = make(made={"hvdtrain": version("hvdtrain")})
+    quiet = asked(tmp_path, today, *words)[0]
+    assert "other work" not in quiet and "calibrate again" not in quiet
+    assert "made with hvdtrain 0.1.0, not" in asked(tmp_path, make(), *words)[0]

@@ -5,6 +5,7 @@ import json
 import math
 import shlex
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -697,6 +698,9 @@ def test_next_is_built_of_what_the_runs_were_asked(tmp_path):
     }
     assert options.items() <= dict(itertools.pairwise(more)).items()
     few = [r for r in runs if r.manifest.repeat < 3]
+    older = [replace(r, manifest=structs.replace(r.manifest, hvdtrain="0.1.0")) for r in few]
+    # compare does not add runs to runs of another version.
+    assert f"--out {tmp_path / 'c'}-{version('hvdtrain')} " in reach_answer(older).next
     assert " --threads -1 " in reach_answer(few, conduct=Conduct(threads=-1)).next
 
 

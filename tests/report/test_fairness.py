@@ -44,7 +44,7 @@ def of_servers(*environments):
 @pytest.mark.parametrize(
     "field, other",
     [
-        ("hvdtrain", "0.2.0"),
+        ("hvdtrain", "0.1.0"),
         ("parameters", 1),
         ("width", 0.5),
         ("image_size", 64),

@@ -17,7 +17,15 @@ from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, DEVICES, RunConfig, 
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.numerics.optimizers import OPTIMIZERS
 from hvdtrain.cli import cli
-from hvdtrain.runs.request import check, check_length, check_url, check_workers, for_mode
+from hvdtrain.runs.folder import how_to_go_on
+from hvdtrain.runs.request import (
+    check,
+    check_length,
+    check_url,
+    check_workers,
+    for_mode,
+    with_absolute_paths,
+)
 
 FIELDS = dataclasses.fields(RunConfig)
 LEAST = {"vggf": 32, "vgg11_bn": 32, "cnn": 28, "resnet8": 28}  # sides of images
@@ -272,6 +280,31 @@ def test_a_warm_up_ends_and_a_trace_begins_before_training_ends():
         UsageError, match="--trace-steps 16-99 would trace nothing: training has 15 steps"
     ):
         check_length(RunConfig(epochs=15, trace=True, trace_steps="16-99"), 32)
+
+
+def test_the_home_of_an_unknown_user_is_a_folder_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(
+        dataset="~no.one/x", model="~no.one/a.py:build", pretrained="~no.one/p.pt", width=0.0
+    )
+    absolute = with_absolute_paths(config)
+    assert absolute.dataset == f"{tmp_path}/~no.one/x"
+    assert absolute.model == f"{tmp_path}/~no.one/a.py:build"
+    assert absolute.pretrained == f"{tmp_path}/~no.one/p.pt"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "trust"),
+    [
+        ({"dataset": "s3://images/set"}, " --trust-model"),
+        ({"model": "/tmp/mine.py:build"}, " --trust-model"),
+        ({"dataset": "digits"}, ""),
+    ],
+)
+def test_the_command_to_go_on_trusts_what_it_would_be_refused_without(inputs, trust, tmp_path):
+    RunConfig(**inputs).write(tmp_path / "config.toml")
+    again = f"`hvdtrain train --resume --out {tmp_path}{trust}` begins it again"
+    assert how_to_go_on(tmp_path, "train") == f"nothing had been saved: {again}"
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ class RunConfig:
     precision: str = option(
         "fp32",
         "`bf16` computes layers in 16 bits; weights, gradients and optimizer stay float32. "
-        "`tf32`, on GPUs, rounds what is multiplied to 11 bits.",
+        "`tf32`, on GPUs, rounds what is multiplied to 11 bits. A script calls torch.autocast instead "
+        "of `bf16`.",
         click.Choice(["fp32", "tf32", "bf16"]),
     )
     compile: bool = option(
@@ -394,7 +395,8 @@ class RunConfig:
     )
     save: str = option(
         "all",
-        "Models to keep: the `best` by validation loss, the `final` one, `all`, or `none`.",
+        "Models to keep: the `best` by validation loss (not of a script), the `final` one, `all`, or "
+        "`none`.",
         click.Choice(SAVES),
     )
     snapshot_every: str = option(

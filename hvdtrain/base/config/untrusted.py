@@ -32,6 +32,11 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_KEY}(?:[ \t]*+\.[ \t]*+{_KEY}){{32}}")
 _TOO_DEEP = "it is nested too deeply"
 
 
+def is_url(dataset: str) -> bool:
+    """Returns whether `--dataset` is a URL for fsspec, such as `s3://…` or `hf://datasets/…`."""
+    return "://" in dataset
+
+
 def regular(path: Path) -> Path:
     """Returns the path of a file that is to be opened.
 

@@ -39,7 +39,7 @@ def file_of(name: str) -> Path | None:
     place, _, _ = name.rpartition(":")
     if not is_code(name) or not place.endswith(".py"):
         return None
-    return Path(os.path.abspath(Path(place).expanduser()))
+    return Path(os.path.abspath(os.path.expanduser(place)))
 
 
 def with_file(name: str, file: Path) -> str:
