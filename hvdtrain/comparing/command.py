@@ -34,7 +34,7 @@ from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunC
 from hvdtrain.base.config.untrusted import is_url
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import printable, with_noun
-from hvdtrain.base.system.own_code import is_code
+from hvdtrain.base.system.own_code import file_of, is_code
 from hvdtrain.base.world.host import differences
 from hvdtrain.comparing.comparison_state import (
     DECIDE_BY,
@@ -353,6 +353,7 @@ def compare(
     )
     _note_crowds([] if gpus else crowded(requested, cores))
     if dry_run:
+        _check_files(axes.options["model"], config)
         _count_samples(config, state)
         _print_plan(job, secrets)
         return None
@@ -521,6 +522,21 @@ def _most_settings(
     seconds_of_sprint = max(expected_seconds(run.sprint(SPRINT_S), state) for run in settings)
     seconds_of_side = seconds / len(settings_by_side)
     return max(1, int(seconds_of_side / 2 / ROUNDS / seconds_of_sprint))
+
+
+def _check_files(models: Sequence[str], config: RunConfig) -> None:
+    """Checks that the files that options name exist. A comparison would open them.
+
+    Raises:
+        UsageError: a file does not exist.
+    """
+    files = [("--model", model, file_of(model)) for model in models]
+    files.append(("--dataset", config.dataset, file_of(config.dataset)))
+    if config.pretrained not in ("", "imagenet"):
+        files.append(("--pretrained", config.pretrained, Path(config.pretrained)))
+    for option, name, file in files:
+        if file and not file.exists():
+            raise UsageError(f"{option} {name}: there is no such file")
 
 
 def _count_samples(config: RunConfig, state: ComparisonState) -> None:

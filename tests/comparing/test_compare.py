@@ -431,6 +431,9 @@ def test_a_dry_run_counts_samples_without_torch_and_leaves_nothing_behind(tmp_pa
         invoke("--dataset", str(tmp_path / "nothing"), "--dry-run")
     with pytest.raises(UsageError, match="^--dataset ./nosuch: there is no such folder"):
         invoke("--dataset", "./nosuch", "--dry-run")
+    for words in ("--model ./nosuch.py:build", "--dataset ./nosuch.py:data", "--pretrained no.pt"):
+        with pytest.raises(UsageError, match=f"^{words}: there is no such file"):
+            invoke(*words.split(), "--dry-run")
 
 
 # Presets
