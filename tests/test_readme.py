@@ -360,6 +360,7 @@ def test_a_command_for_several_hosts_fits_them(line, tmp_path, monkeypatch):
         of_class.mkdir(parents=True)
         (of_class / "1.png").touch()
     Path("train.py").touch()
+    Path("tests").symlink_to(ROOT / "tests")
     for file in ("hosts", "host_file"):
         Path(file).write_text("".join(f"node{number} slots=2\n" for number in range(4)))
     words = ours(line)
