@@ -361,7 +361,7 @@ def compare(
     identity = _look_at_data(contenders, state, only_sprints)
     with claimed(folder):
         # The images, or the script's content, are a part of the experiment too.
-        state.set_experiment(identity, nothing_counts=not earlier)
+        state.set_experiment(asked | identity, nothing_counts=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
 
 

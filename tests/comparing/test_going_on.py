@@ -278,6 +278,26 @@ def test_ctrl_c_amid_the_search_says_that_it_begins_again(tmp_path, monkeypatch)
     assert "the search before the comparison was not over: the same command" in said.output
 
 
+def test_a_script_that_was_repaired_leaves_all_else_that_runs_have_in_common(tmp_path, monkeypatch):
+    """No run of the former script has finished."""
+
+    def nothing_finishes(self, *_):
+        self.state.save()
+        return []
+
+    monkeypatch.setattr("hvdtrain.comparing.command.Comparison.run", nothing_finishes)
+    script = tmp_path / "train.py"
+    words = ["--script", str(script), "--modes", "single", "--device", "cpu", "--repeats", "1"]
+    found = []
+    for content in ("1 / 0", "pass"):
+        script.write_text(content)
+        CliRunner().invoke(compare, [*words, "--out", str(tmp_path / "out")])
+        found.append(ComparisonState(tmp_path / "out").experiment)
+    before, after = found
+    assert before.keys() == after.keys() and "--threads" in after
+    assert [name for name in after if before[name] != after[name]] == ["script's content"]
+
+
 # What is run
 
 
