@@ -30,7 +30,7 @@ from hvdtrain.base.config.option_types import (
     Several,
 )
 from hvdtrain.base.config.recipes import Launcher
-from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig
+from hvdtrain.base.config.run_config import DEFAULT_EPOCHS, LENGTHS, WIRES, RunConfig, in_words
 from hvdtrain.base.config.untrusted import is_url
 from hvdtrain.base.errors import Failure, UsageError
 from hvdtrain.base.formatting import printable, with_noun
@@ -47,6 +47,7 @@ from hvdtrain.comparing.elimination import ROUNDS
 from hvdtrain.comparing.forecast import expected_seconds, forecast
 from hvdtrain.comparing.grid import (
     LARGEST_SEED,
+    SETTINGS,
     SPANNED,
     Axes,
     Planned,
@@ -362,6 +363,7 @@ def compare(
     with claimed(folder):
         # The images, or the script's content, are a part of the experiment too.
         state.set_experiment(asked | identity, nothing_counts=not earlier)
+        state.note_given(_words_of(axes, given), begins=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
 
 
@@ -485,6 +487,22 @@ def _check_trusted(ctx: click.Context, preset: str, models: Sequence[str], datas
     for model in models:
         named = {"model": model, "dataset": dataset}
         check_trusted(named, given_options(ctx, named), False, Path(preset))
+
+
+def _words_of(axes: Axes, given: Collection[str]) -> dict[str, str]:
+    """Returns the options that say what is compared, for ComparisonState.note_given."""
+    values: dict[str, Sequence[Any]] = {
+        "modes": axes.modes,
+        "workers": axes.workers,
+        "servers": axes.servers,
+    }
+    for field in dataclasses.fields(RunConfig):
+        if field.name in SETTINGS:
+            values[field.name] = [in_words(field, value) for value in axes.options[field.name]]
+    words = {}
+    for name, values_of_option in values.items():
+        words[name] = ",".join(map(str, values_of_option)) if name in given else ""
+    return words
 
 
 def _compared_options(axes: Axes, given: Collection[str]) -> set[str]:

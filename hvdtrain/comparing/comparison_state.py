@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class ComparisonState:
             search has decided on the contender.
         disturbed: why each sprint was set aside that ran beside other work.
         rates: the learning rates that were found.
+        given: the values of the options that say what is compared (`modes`, `wire` …), as words;
+            empty for an option that was not given. None if calls differed in them.
         samples: the number of training images. It is not in the file.
     """
 
@@ -58,6 +61,7 @@ class ComparisonState:
         self.contenders: dict[str, dict[str, Any]]
         self.disturbed: list[str]
         self.rates: list[FoundRate]
+        self.given: dict[str, str] | None
         try:
             content = parse_json(read_whole(self.path, LARGEST_DOCUMENT))
             # 0.1.0 did not write its version down.
@@ -65,6 +69,7 @@ class ComparisonState:
             self.contenders = convert(content["contenders"], dict[str, dict[str, Any]])
             self.disturbed = list(content.get("disturbed", []))
             self.rates = convert(content.get("rates", []), list[FoundRate])
+            self.given = convert(content.get("given"), dict[str, str] | None)
         # There is no file yet, or somebody else has written it.
         except (OSError, ValueError, LookupError, TypeError, ValidationError):
             self._clear()
@@ -74,6 +79,7 @@ class ComparisonState:
         self.contenders = {}
         self.disturbed = []
         self.rates = []
+        self.given = None
 
     def save(self) -> None:
         """Writes comparison.json."""
@@ -82,6 +88,8 @@ class ComparisonState:
             content["disturbed"] = self.disturbed
         if self.rates:
             content["rates"] = to_builtins(self.rates)
+        if self.given is not None:
+            content["given"] = self.given
         write_whole(self.path, json.dumps(content, indent=2) + "\n")
 
     # What all runs have in common
@@ -110,6 +118,16 @@ class ComparisonState:
                 "name another folder, or repeat what they were made with"
             )
         self.experiment |= experiment
+
+    def note_given(self, given: dict[str, str], begins: bool) -> None:
+        """Notes the options that say what is compared: see `given`.
+
+        Args:
+            given: the values of this call.
+            begins: whether no run has finished.
+        """
+        is_same = self.given == given
+        self.given = given if begins or is_same else None
 
     # What is known of contenders
 
@@ -251,6 +269,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
     disturbed = 0
     measures = set()
     given_threads = set()
+    given = None
     rates: list[FoundRate] = []
     tried: dict[str, Tried] = {}
     for folder in folders:
@@ -260,6 +279,8 @@ def conducted(folders: Sequence[Path]) -> Conduct:
         measures.add(str(state.experiment.get(DECIDE_BY)))
         threads = state.experiment.get("--threads")
         given_threads.add(threads if type(threads) is int else 0)
+        if len(folders) == 1:
+            given = _plain(state.given)
         for name, entry in state.contenders.items():
             why = entry.get("left_out")
             if why:
@@ -271,7 +292,16 @@ def conducted(folders: Sequence[Path]) -> Conduct:
                 tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
     decided_by = BY_TIME_TO_TARGET if measures == {BY_TIME_TO_TARGET} else BY_SPEED
     threads = given_threads.pop() if len(given_threads) == 1 else 0
-    return Conduct(left_out, disturbed, dict(sorted(tried.items())), rates, decided_by, threads)
+    return Conduct(
+        left_out, disturbed, dict(sorted(tried.items())), rates, decided_by, threads, given
+    )
+
+
+def _plain(given: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Returns the options, of a file that may be anybody's, if all values are plain words."""
+    if given is None or not all(re.fullmatch(r"[\w.,:+-]*", value) for value in given.values()):
+        return None
+    return given
 
 
 def tried_lines(folder: Path) -> dict[str, list[str]]:

@@ -120,18 +120,28 @@ def match(earlier: Mapping[Hashable, Run], runs: Sequence[Planned], folder: Path
         UsageError: the folder has a run of the same name that does something else.
     """
     kept = set()
-    names = {run.name for run in earlier.values()}
+    by_name = {run.name: run for run in earlier.values()}
     for run in runs:
         as_written = with_absolute_paths(run.config)
         if _key(as_written, run.workers, len(run.hosts)) in earlier:
             kept.add(run.name)
-        elif run.name in names:
-            words = [f"{flag(name)} {getattr(run.config, name)}" for name in (*SPANNED, "threads")]
+        elif run.name in by_name:
+            made_with = RunConfig(**read_config(by_name[run.name].folder / CONFIG))
             raise UsageError(
-                f"--out {folder}: {run.name} is there already, and not with {', '.join(words)}: "
-                "name both values, by commas, or another folder"
+                f"--out {folder}: {run.name} is there already, and was made "
+                f"{_difference(made_with, as_written)}: name both values, by commas, or another folder"
             )
     return kept
+
+
+def _difference(made_with: RunConfig, asked: RunConfig) -> str:
+    """Returns what differs of two runs with one name."""
+    words = []
+    for name in (*SPANNED, "threads"):
+        before, now = getattr(made_with, name), getattr(asked, name)
+        if before != now:
+            words.append(f"with {flag(name)} {before}, not {now}")
+    return "; ".join(words) or "on one host, or on several"
 
 
 def experiment(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from hvdtrain.runs.request import CHOICES, check, check_workers, for_mode
 SCALING = "-scaling"
 # Options that define a task. Runs of different tasks are not compared with each other.
 TASK = ("model", "batch_size", "slow")
-SPANNED = (
-    *TASK,
+# Options that make another contender of the same task.
+SETTINGS = (
     "staleness",
     "backup",
     "wire",
@@ -44,6 +44,7 @@ SPANNED = (
     "bucket_mb",
     "local_steps",
 )
+SPANNED = (*TASK, *SETTINGS)
 # The largest value of --seed.
 LARGEST_SEED = 2**32 - 1
 # Options of which the value alone stands in a run's name.
@@ -364,7 +365,8 @@ def _rings_on_one_host(config: RunConfig, axes: Axes) -> Axes:
 
 
 def crowded(runs: Sequence[Planned], cores: Mapping[str, float] | None) -> list[str]:
-    """Returns a sentence for each host with more workers in one run than it has cores.
+    """Returns a sentence for each host with more workers in one run, or more threads in one worker,
+    than it has cores.
 
     Args:
         cores: the cores that ranks may use on each host; None: they are not known.
@@ -380,10 +382,17 @@ def crowded(runs: Sequence[Planned], cores: Mapping[str, float] | None) -> list[
         for host, number in workers.items():
             most_by_host[host] = max(number, most_by_host.get(host, 0))
     known = {"": usable_cores(), **(cores or {})}
+    most_threads = max((run.config.threads for run in runs), default=0)
     sentences = []
     for host, number in most_by_host.items():
-        if number > max(1.0, known.get(host, math.inf)):
-            where = f"on {host}" if host else "here"
+        most = max(1.0, known.get(host, math.inf))
+        where = f"on {host}" if host else "here"
+        if most_threads > most:
+            sentences.append(
+                f"--threads {most_threads} with {with_noun(known[host], 'core')} {where}: a worker's "
+                "threads wait for each other"
+            )
+        if number > most:
             sentences.append(
                 f"{number} workers share {with_noun(known[host], 'core')} {where}: they wait for "
                 "each other as workers on hosts of their own do not"

@@ -75,10 +75,12 @@ def status_lines(run: Path, shown: Path, launcher: Launcher | None = None) -> It
     if gone:
         yield gone
     if summary.status == "done":
+        accuracy = ""
+        if summary.val_accuracy is not None:  # a script may report none
+            accuracy = f", validation accuracy {summary.val_accuracy:.4f}"
         yield (
             f"{summary.steps} steps in {_duration(summary.wall_s or 0)} of training, "
-            f"{summary.samples_per_s or 0:.0f} samples/s, validation accuracy "
-            f"{summary.val_accuracy or 0:.4f}"
+            f"{summary.samples_per_s or 0:.0f} samples/s{accuracy}"
         )
     elif steps_of:
         yield from _progress_lines(run, manifest, lives, steps_of)

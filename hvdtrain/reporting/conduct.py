@@ -109,6 +109,8 @@ class Conduct(Struct, frozen=True):
         rates: the learning rates that were found, one of each mathematics.
         decided_by: the name of the measure that decides: see measures.MEASURES.
         threads: --threads, if it was given; else 0.
+        given: the options that say what is compared, as ComparisonState has them. None if they are
+            not known.
     """
 
     left_out: Sequence[LeftOut] = ()
@@ -117,3 +119,4 @@ class Conduct(Struct, frozen=True):
     rates: Sequence[FoundRate] = ()
     decided_by: str = BY_SPEED
     threads: int = 0
+    given: Mapping[str, str] | None = None

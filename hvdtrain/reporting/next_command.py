@@ -135,7 +135,14 @@ def _comparison(
     measure = evidence.contenders.measure
     decide_by = "" if measure is SPEED else measure.name
     command = command_lines.compare_command(
-        runs, repeats, add, longer, trainings, decide_by, evidence.conduct.threads
+        runs,
+        repeats,
+        add,
+        longer,
+        trainings,
+        decide_by,
+        evidence.conduct.threads,
+        evidence.conduct.given,
     )
     return NextCommand(command, to_do * seconds_per_run(counted), purpose, repeats)
 

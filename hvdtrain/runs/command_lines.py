@@ -6,7 +6,7 @@ They are made from the runs' configurations, for `next` of an answer.
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -52,6 +52,7 @@ def compare_command(
     trainings: int = 0,
     decide_by: str = "",
     threads: int = 0,
+    given: Mapping[str, str] | None = None,
 ) -> str:
     """Returns the `hvdtrain compare` command that compares what these runs compared.
 
@@ -64,6 +65,9 @@ def compare_command(
             there were.
         decide_by: --decide-by, if it is not the default.
         threads: --threads, if it was given; else 0.
+        given: the options that say what is compared, as they were given; empty for an option that
+            was not, so that the search of the comparison still chooses its value. None if they are
+            not known: then they are the values of the runs.
     """
     configs = [_config(run) for run in runs]
     left_out = _SET_BY_COMPARE | LENGTHS
@@ -78,7 +82,11 @@ def compare_command(
     elif decide_by and not configs[0].script:
         words += ["--lr", f"{configs[0].lr:g}"]  # or else it would look for the rate
         left_out.add("lr")
-    words += _sizes(runs, add)
+    if given is None:
+        words += _sizes(runs, add)
+    else:
+        left_out |= given.keys()
+        words += _given_words(given, runs, add)
     words += _place([run for run in runs if not run.kind.one_machine])
     words += _lengths(runs, configs, longer, trainings)
     for field in dataclasses.fields(RunConfig):
@@ -89,10 +97,7 @@ def compare_command(
     seed = configs[0].seed - runs[0].manifest.repeat + 1
     if seed > 0:
         words += ["--seed", str(seed)]
-    runs_folder = runs[0].folder.parent
-    comparison = runs_folder.parent
-    if runs_folder.name == "runs" and (comparison / "logs").is_dir():
-        words += ["--out", f"{comparison}{_suffix(runs, longer)}"]
+    words += _out(runs, longer)
     return shlex.join(["hvdtrain", "compare", *words, "--repeats", str(repeats)])
 
 
@@ -101,13 +106,18 @@ def can_be_continued(runs: Sequence[Run]) -> bool:
     return all(run.manifest.hvdtrain == version("hvdtrain") for run in runs)
 
 
-def _suffix(runs: Sequence[Run], longer: str) -> str:
-    """Returns what to append to the folder's name, if all runs have to be made anew."""
+def _out(runs: Sequence[Run], longer: str) -> list[str]:
+    """Returns the option for the folder of the comparison; another one if all runs are made anew."""
+    runs_folder = runs[0].folder.parent
+    comparison = runs_folder.parent
+    if runs_folder.name != "runs" or not (comparison / "logs").is_dir():
+        return []
+    suffix = ""
     if longer:
-        return "-longer"
-    if not can_be_continued(runs):
-        return f"-{version('hvdtrain')}"
-    return ""
+        suffix = "-longer"
+    elif not can_be_continued(runs):
+        suffix = f"-{version('hvdtrain')}"
+    return ["--out", f"{comparison}{suffix}"]
 
 
 def _sizes(runs: Sequence[Run], add: Iterable[str]) -> list[str]:
@@ -124,6 +134,24 @@ def _sizes(runs: Sequence[Run], add: Iterable[str]) -> list[str]:
         words += ["--workers", ",".join(map(str, workers))]
     if servers:
         words += ["--servers", ",".join(map(str, servers))]
+    return words
+
+
+def _given_words(given: Mapping[str, str], runs: Sequence[Run], add: Iterable[str]) -> list[str]:
+    """Returns the options that say what is compared, as they were given.
+
+    Modes that are to join need --modes. If that was not given, it has the modes of the runs.
+    """
+    added = list(add)
+    named = dict(given)
+    if added and given.get("modes"):
+        named["modes"] = ",".join([given["modes"], *added])
+    elif added:
+        named["modes"] = ",".join(dict.fromkeys([*(run.kind.mode for run in runs), *added]))
+    words = []
+    for name, value in named.items():
+        if value:
+            words += [flag(name), value]
     return words
 
 

@@ -395,6 +395,8 @@ def mode_options(config: RunConfig) -> dict[str, Any]:
     """Returns the options of the mode and its messages that are not at their defaults, by name."""
     names = (*modes.declared(config.mode).options, "compression", *CHOICES)
     values = {name: getattr(config, name) for name in names}
+    if config.script:
+        values.pop("shares", None)  # they are equal in all modes, and cannot be chosen
     return {name: value for name, value in values.items() if value != getattr(RunConfig, name)}
 
 

@@ -225,6 +225,9 @@ def test_more_workers_than_cores_are_remarked_upon(monkeypatch):
     [said] = crowded(runs, {"a": 4.0, "b": 1.0})
     assert said.startswith("4 workers share 1 core on b")
     assert crowded(runs, None) == []
+    many = plan(RunConfig(threads=4), Axes(["allreduce"], [2]), [Host("a", 1), Host("b", 1)])
+    [said] = crowded(many, {"a": 4.0, "b": 1.0})
+    assert said.startswith("--threads 4 with 1 core on b: a worker")
 
 
 def test_the_baseline_of_scaling_is_no_rival_of_one_machine(tmp_path, monkeypatch):

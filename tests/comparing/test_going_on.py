@@ -158,16 +158,34 @@ def test_threads_that_were_given_are_known_later(tmp_path, threads, counted):
     assert conducted([tmp_path]).threads == counted
 
 
+def test_what_was_given_is_known_later_unless_calls_differ_in_it(tmp_path):
+    def given_after(given, begins=False):
+        state = ComparisonState(tmp_path)
+        state.note_given(given, begins)
+        state.save()
+        return conducted([tmp_path]).given
+
+    zmq = {"modes": "", "wire": "zmq"}
+    assert given_after({"modes": "", "wire": ""}, begins=True) == {"modes": "", "wire": ""}
+    assert given_after(zmq, begins=True) == zmq
+    assert given_after(zmq) == zmq
+    assert conducted([tmp_path, tmp_path]).given is None
+    assert given_after({"modes": "ddp", "wire": "zmq"}) is None
+    assert given_after({"modes": "ddp", "wire": "zmq"}) is None
+    # The file may be anybody's.
+    assert given_after({"wire": "zmq; reboot"}, begins=True) is None
+
+
 def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
     finish(tmp_path, planned("ps-ssp", repeats=1))
     with pytest.raises(
         UsageError,
-        match=r"r1 is there already, and not with --model vggf, --batch-size 64, --slow none",
+        match=r"r1 is there already, and was made with --batch-size 32, not 64: name both values",
     ):
         kept(tmp_path, planned("ps-ssp", options={"batch_size": [64]}))
     with pytest.raises(
         UsageError,
-        match=r"r1 is there already, and not with .* --staleness 4, --backup 0, --wire rpc",
+        match=r"r1 is there already, and was made with --staleness 2, not 4: name both",
     ):
         kept(tmp_path, planned("ps-ssp", options={"staleness": [4]}))
 

@@ -43,6 +43,12 @@ def test_a_finished_run(run):
     assert figures == "30 steps in 0:00:19 of training, 100 samples/s, validation accuracy 0.9800"
 
 
+def test_a_script_that_reported_no_accuracy_has_none(run):
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"val_accuracy": None}))
+    assert lines(run)[1] == "30 steps in 0:00:19 of training, 100 samples/s"
+
+
 def test_a_run_that_stopped_says_how_it_goes_on(run):
     (run / "summary.json").unlink()
     state, step, last, snapshot = lines(run)

@@ -701,6 +701,15 @@ def test_next_is_built_of_what_the_runs_were_asked(tmp_path):
     older = [replace(r, manifest=structs.replace(r.manifest, hvdtrain="0.1.0")) for r in few]
     # compare does not add runs to runs of another version.
     assert f"--out {tmp_path / 'c'}-{version('hvdtrain')} " in reach_answer(older).next
+    for given, words in (
+        ({"modes": "", "wire": "", "workers": ""}, "hvdtrain compare --launcher ssh "),
+        (
+            {"modes": "ddp,ps-sync", "wire": "zmq"},
+            "hvdtrain compare --modes ddp,ps-sync --wire zmq --launcher ",
+        ),
+    ):
+        asked = reach_answer(few, conduct=Conduct(given=given)).next
+        assert words in asked and "--servers" not in asked and "--wire rpc" not in asked
     assert " --threads -1 " in reach_answer(few, conduct=Conduct(threads=-1)).next
 
 
