@@ -17,6 +17,7 @@ from PIL import Image
 
 from hvdtrain.base import modes
 from hvdtrain.base.config.command_line import FIRST, GROUPS
+from hvdtrain.base.config.option_types import RunFolder
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.world.place import World
@@ -435,3 +436,8 @@ def test_a_second_interrupt_changes_neither_the_line_nor_the_exit_code():
 def test_a_rate_of_hosts_is_a_number_and_a_unit(rate):
     with pytest.raises(UsageError, match=f"--rate {rate} is not a rate such as 1gbit"):
         cli.main(["hosts", "up", "--rate", rate], standalone_mode=False)
+
+
+def test_the_home_folder_in_out_is_meant_where_a_shell_leaves_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunFolder().convert("~/runs", None, None) == tmp_path / "runs"

@@ -1,6 +1,7 @@
 """Types of command-line options, and options that are fields of a dataclass."""
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -142,7 +143,8 @@ class RunFolder(Folder):
     """A folder for one run or several, whose files name it. So its name has to be UTF-8."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        folder: Any = super().convert(value, param, ctx)
+        # A shell leaves the ~ of --out=~/runs as it is.
+        folder: Any = super().convert(os.path.expanduser(value), param, ctx)
         if not is_utf8(str(folder)):
             raise UsageError(f"--out {str(folder)!a} is not valid UTF-8: choose another name")
         return folder
