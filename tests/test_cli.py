@@ -440,4 +440,4 @@ def test_a_rate_of_hosts_is_a_number_and_a_unit(rate):
 
 def test_the_home_folder_in_out_is_meant_where_a_shell_leaves_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert RunFolder().convert("~/runs", None, None) == tmp_path / "runs"
+    assert RunFolder().convert("~/runs", None, None) == f"{tmp_path}/runs"
