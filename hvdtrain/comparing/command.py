@@ -49,6 +49,7 @@ from hvdtrain.comparing.grid import (
     LARGEST_SEED,
     SETTINGS,
     SPANNED,
+    TASK,
     Axes,
     Planned,
     check_used,
@@ -302,6 +303,7 @@ def compare(
         sizes = _ring_sizes(listed[0], is_named, config.device, cores, gpus)
         axes = dataclasses.replace(axes, on_one_host=sizes)
     given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
+    named = _words_of(ctx, axes, listed, tune)
     if config.script:
         check_script(config)
         given.add("wait_for")  # a script has no choice of it
@@ -363,7 +365,7 @@ def compare(
     with claimed(folder):
         # The images, or the script's content, are a part of the experiment too.
         state.set_experiment(asked | identity, nothing_counts=not earlier)
-        state.note_given(_words_of(axes, given), begins=not earlier)
+        state.note_given(named, begins=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
 
 
@@ -489,8 +491,19 @@ def _check_trusted(ctx: click.Context, preset: str, models: Sequence[str], datas
         check_trusted(named, given_options(ctx, named), False, Path(preset))
 
 
-def _words_of(axes: Axes, given: Collection[str]) -> dict[str, str]:
-    """Returns the options that say what is compared, for ComparisonState.note_given."""
+def _words_of(
+    ctx: click.Context, axes: Axes, listed: Sequence[Host], tune: float | None
+) -> dict[str, str] | None:
+    """Returns the options that say what is compared, for ComparisonState.note_given.
+
+    None if they do not say it all: a preset has further ones, --tune tries other settings, and with
+    several tasks a contender's name has the task.
+    """
+    if ctx.default_map or tune or any(len(axes.options[name]) > 1 for name in TASK):
+        return None
+    given = given_options(ctx, ctx.params)
+    if listed:
+        given |= {"workers"}  # the slots of the hosts; `next` has more of them, for servers
     values: dict[str, Sequence[Any]] = {
         "modes": axes.modes,
         "workers": axes.workers,

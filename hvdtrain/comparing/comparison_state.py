@@ -13,7 +13,7 @@ from hvdtrain.base.config.untrusted import LARGEST_DOCUMENT, parse_json, read_wh
 from hvdtrain.base.config.writing import write_whole
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.formatting import three_digits, with_noun
-from hvdtrain.comparing.grid import Planned
+from hvdtrain.comparing.grid import SETTINGS, Planned
 from hvdtrain.reporting.conduct import (
     BY_SPEED,
     BY_TIME_TO_TARGET,
@@ -50,7 +50,8 @@ class ComparisonState:
         disturbed: why each sprint was set aside that ran beside other work.
         rates: the learning rates that were found.
         given: the values of the options that say what is compared (`modes`, `wire` …), as words;
-            empty for an option that was not given. None if calls differed in them.
+            empty for an option that was not given. None if calls differed in more than added modes,
+            or if the options do not say it all: with a preset, with --tune, and with several tasks.
         samples: the number of training images. It is not in the file.
     """
 
@@ -119,15 +120,17 @@ class ComparisonState:
             )
         self.experiment |= experiment
 
-    def note_given(self, given: dict[str, str], begins: bool) -> None:
+    def note_given(self, given: dict[str, str] | None, begins: bool) -> None:
         """Notes the options that say what is compared: see `given`.
 
         Args:
             given: the values of this call.
             begins: whether no run has finished.
         """
-        is_same = self.given == given
-        self.given = given if begins or is_same else None
+        if begins or _adds_modes(self.given, given):
+            self.given = given
+        else:
+            self.given = None
 
     # What is known of contenders
 
@@ -245,6 +248,19 @@ class ComparisonState:
         return len(self.disturbed)
 
 
+def _adds_modes(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> bool:
+    """Returns whether the options are the same, but perhaps for further modes."""
+    if before is None or now is None or before.keys() != now.keys():
+        return False
+    others = before.keys() - {"modes"}
+    if any(before[name] != now[name] for name in others):
+        return False
+    modes_before, modes_now = before["modes"], now["modes"]
+    if not (modes_before and modes_now):
+        return modes_before == modes_now
+    return set(modes_before.split(",")) <= set(modes_now.split(","))
+
+
 class _Sprints(Struct):
     """How a contender sprinted in searches: `tried` in comparison.json."""
 
@@ -298,10 +314,11 @@ def conducted(folders: Sequence[Path]) -> Conduct:
 
 
 def _plain(given: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """Returns the options, of a file that may be anybody's, if all values are plain words."""
-    if given is None or not all(re.fullmatch(r"[\w.,:+-]*", value) for value in given.values()):
+    """Returns the options, of a file that may be anybody's, if all are known and plain words."""
+    if given is None or given.keys() != {"modes", "workers", "servers", *SETTINGS}:
         return None
-    return given
+    are_plain = all(re.fullmatch(r"(\w[\w.,:+-]*)?", value) for value in given.values())
+    return given if are_plain else None
 
 
 def tried_lines(folder: Path) -> dict[str, list[str]]:

@@ -137,10 +137,11 @@ def match(earlier: Mapping[Hashable, Run], runs: Sequence[Planned], folder: Path
 def _difference(made_with: RunConfig, asked: RunConfig) -> str:
     """Returns what differs of two runs with one name."""
     words = []
-    for name in (*SPANNED, "threads"):
-        before, now = getattr(made_with, name), getattr(asked, name)
-        if before != now:
-            words.append(f"with {flag(name)} {before}, not {now}")
+    for field in dataclasses.fields(RunConfig):
+        before, now = getattr(made_with, field.name), getattr(asked, field.name)
+        if field.name in (*SPANNED, "threads") and before != now:
+            before_in_words, now_in_words = in_words(field, before), in_words(field, now)
+            words.append(f"with {flag(field.name)} {before_in_words}, not {now_in_words}")
     return "; ".join(words) or "on one host, or on several"
 
 

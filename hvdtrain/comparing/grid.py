@@ -372,9 +372,12 @@ def crowded(runs: Sequence[Planned], cores: Mapping[str, float] | None) -> list[
         cores: the cores that ranks may use on each host; None: they are not known.
     """
     most_by_host: dict[str, int] = {}
+    most_threads = 0
     for run in runs:
         if run.config.device.startswith("cuda"):
             continue
+        if run.family != modes.ONE_MACHINE:  # that has the threads of its host's cores
+            most_threads = max(most_threads, run.config.threads)
         workers = {"": run.workers}
         if run.hosts:
             servers = run.config.servers
@@ -382,7 +385,6 @@ def crowded(runs: Sequence[Planned], cores: Mapping[str, float] | None) -> list[
         for host, number in workers.items():
             most_by_host[host] = max(number, most_by_host.get(host, 0))
     known = {"": usable_cores(), **(cores or {})}
-    most_threads = max((run.config.threads for run in runs), default=0)
     sentences = []
     for host, number in most_by_host.items():
         most = max(1.0, known.get(host, math.inf))

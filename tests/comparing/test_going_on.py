@@ -27,7 +27,7 @@ from hvdtrain.base.config import recipes
 from hvdtrain.base.config.run_config import RunConfig
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.world.host import versions
-from hvdtrain.comparing import earlier, running
+from hvdtrain.comparing import earlier, grid, running
 from hvdtrain.comparing.command import compare
 from hvdtrain.comparing.comparison_state import ComparisonState, conducted
 from hvdtrain.comparing.earlier import claimed, experiment, find_finished, match, set_aside
@@ -165,15 +165,39 @@ def test_what_was_given_is_known_later_unless_calls_differ_in_it(tmp_path):
         state.save()
         return conducted([tmp_path]).given
 
-    zmq = {"modes": "", "wire": "zmq"}
-    assert given_after({"modes": "", "wire": ""}, begins=True) == {"modes": "", "wire": ""}
+    nothing = dict.fromkeys(["modes", "workers", "servers", *grid.SETTINGS], "")
+    zmq = nothing | {"wire": "zmq"}
+    assert given_after(nothing, begins=True) == nothing
     assert given_after(zmq, begins=True) == zmq
     assert given_after(zmq) == zmq
     assert conducted([tmp_path, tmp_path]).given is None
-    assert given_after({"modes": "ddp", "wire": "zmq"}) is None
-    assert given_after({"modes": "ddp", "wire": "zmq"}) is None
+    assert given_after(zmq | {"modes": "ddp"}) is None  # beside modes that were not named
+    rings = zmq | {"modes": "ddp,allreduce"}
+    assert given_after(zmq | {"modes": "ddp"}, begins=True) and given_after(rings) == rings
+    assert given_after(zmq | {"modes": "ddp"}) is None
     # The file may be anybody's.
-    assert given_after({"wire": "zmq; reboot"}, begins=True) is None
+    for name, value in (("wire", "zmq; reboot"), ("wire", "--preset"), ("hosts", "evil:2")):
+        assert given_after(zmq | {name: value}, begins=True) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("--wire zmq --modes ddp,ps-sync", {"wire": "zmq", "modes": "ddp,ps-sync", "workers": ""}),
+        ("-H a:1,b:1", {"wire": "", "modes": "", "workers": "2", "servers": ""}),
+        ("--batch-size 16,32", None),
+        ("--tune 1m", None),
+        ("--preset stragglers", None),
+    ],
+)
+def test_a_comparison_notes_what_was_given(words, given, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "hvdtrain.comparing.command.Comparison.run", lambda self, *_: self.state.save() or []
+    )
+    monkeypatch.setattr("hvdtrain.comparing.command._look_at_hosts", lambda *_: (None, 0))
+    CliRunner().invoke(compare, [*words.split(), "--device", "cpu", "--out", str(tmp_path / "out")])
+    noted = ComparisonState(tmp_path / "out").given
+    assert noted is None if given is None else given.items() <= noted.items()
 
 
 def test_runs_that_would_have_the_same_names_are_not_made_again(tmp_path):
