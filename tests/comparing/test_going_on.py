@@ -24,7 +24,7 @@ from helpers.forked_jobs import forked_hvdtrain, forks_first
 from helpers.jobs import SETTINGS, hvdtrain, slow_steps, until
 
 from hvdtrain.base.config import recipes
-from hvdtrain.base.config.run_config import RunConfig
+from hvdtrain.base.config.run_config import RunConfig, flag
 from hvdtrain.base.errors import UsageError
 from hvdtrain.base.world.host import versions
 from hvdtrain.comparing import earlier, grid, running
@@ -340,7 +340,45 @@ def test_a_script_that_was_repaired_leaves_all_else_that_runs_have_in_common(tmp
     assert [name for name in after if before[name] != after[name]] == ["script's content"]
 
 
+@pytest.mark.parametrize("words", ["", "--modes single,allreduce,ps-sync --ring-transport gloo"])
+def test_with_what_was_given_the_contenders_are_the_same(words, tmp_path, monkeypatch):
+    """As `next` gives it. With the values of the runs, contenders have other names."""
+    monkeypatch.setattr(Comparison, "_run_one", run_one_at({"": 1000}))
+    out = ["--device", "cpu", "--trainings", "0", "--repeats", "2", "--out", str(tmp_path / "out")]
+    CliRunner().invoke(compare, [*words.split(), *out])
+    known = ComparisonState(tmp_path / "out").contenders
+    given = conducted([tmp_path / "out"]).given
+    named = [word for name, value in given.items() if value for word in (flag(name), value)]
+
+    def planned_with(*more):
+        said = CliRunner().invoke(compare, [*named, *more, *out, "--dry-run"]).output
+        return said, set(re.findall(r"^\[\d+/\d+\] (\S+)-r\d+$", said, re.MULTILINE))
+
+    said, names = planned_with()
+    assert len(names) > 2 and names <= known.keys() and "tried first" not in said
+    _, others = planned_with("--wire", "zmq")
+    assert not others <= known.keys()
+
+
 # What is run
+
+
+def run_one_at(speeds, made=None):
+    """A Comparison._run_one that starts nothing.
+
+    Args:
+        speeds: by a part of a contender's name.
+        made: where the runs are noted.
+    """
+
+    def run_one(self, run, out):
+        speed = next(speed for name, speed in speeds.items() if name in run.name)
+        if made is not None:
+            made.append(("pilot" if out.parent.parent.name == "pilot" else "runs", run.name))
+        self.state.note_finished(run, speed, 9.0)
+        return speed
+
+    return run_one
 
 
 def made_by(
@@ -360,14 +398,7 @@ def made_by(
         answers: that there are after these runs.
     """
     made = []
-
-    def run_one(self, run, out):
-        speed = next(speed for name, speed in speeds.items() if name in run.name)
-        made.append(("pilot" if out.parent.parent.name == "pilot" else "runs", run.name))
-        self.state.note_finished(run, speed, 9.0)
-        return speed
-
-    monkeypatch.setattr(Comparison, "_run_one", run_one)
+    monkeypatch.setattr(Comparison, "_run_one", run_one_at(speeds, made))
     monkeypatch.setattr(running, "reach_answers", lambda *_: answers(made))
     contenders = plan(RunConfig(), Axes(modes.split(","), options={"wire": ["rpc", "zmq"]}))
     state = ComparisonState(tmp_path)
