@@ -70,7 +70,13 @@ from hvdtrain.reporting.conduct import BY_SPEED, BY_TIME_TO_TARGET
 from hvdtrain.reporting.contenders import Margins
 from hvdtrain.reporting.rule import LOOKS
 from hvdtrain.runs.read import find_runs, grouped
-from hvdtrain.runs.request import check_functions, check_length, check_trusted, train_options
+from hvdtrain.runs.request import (
+    check_functions,
+    check_length,
+    check_trusted,
+    train_options,
+    with_absolute_paths,
+)
 from hvdtrain.runs.scripts import check_script, hash_of_script
 
 if TYPE_CHECKING:
@@ -303,7 +309,6 @@ def compare(
         sizes = _ring_sizes(listed[0], is_named, config.device, cores, gpus)
         axes = dataclasses.replace(axes, on_one_host=sizes)
     given = {*given_options(ctx, ctx.params), *(ctx.default_map or ())}
-    named = _words_of(ctx, axes, listed, tune)
     if config.script:
         check_script(config)
         given.add("wait_for")  # a script has no choice of it
@@ -365,7 +370,7 @@ def compare(
     with claimed(folder):
         # The images, or the script's content, are a part of the experiment too.
         state.set_experiment(asked | identity, nothing_counts=not earlier)
-        state.note_given(named, begins=not earlier)
+        state.note_given(_given_in_words(ctx, axes, listed, tune), begins=not earlier)
         return _run(job, preset, secrets, Margins(margin, accuracy_margin), until_sure)
 
 
@@ -491,7 +496,7 @@ def _check_trusted(ctx: click.Context, preset: str, models: Sequence[str], datas
         check_trusted(named, given_options(ctx, named), False, Path(preset))
 
 
-def _words_of(
+def _given_in_words(
     ctx: click.Context, axes: Axes, listed: Sequence[Host], tune: float | None
 ) -> dict[str, str] | None:
     """Returns the options that say what is compared, for ComparisonState.note_given.
@@ -564,7 +569,8 @@ def _check_files(models: Sequence[str], config: RunConfig) -> None:
     files = [("--model", model, file_of(model)) for model in models]
     files.append(("--dataset", config.dataset, file_of(config.dataset)))
     if config.pretrained not in ("", "imagenet"):
-        files.append(("--pretrained", config.pretrained, Path(config.pretrained)))
+        weights = Path(with_absolute_paths(config).pretrained)
+        files.append(("--pretrained", config.pretrained, weights))
     for option, name, file in files:
         if file and not file.exists():
             raise UsageError(f"{option} {name}: there is no such file")

@@ -405,7 +405,7 @@ def test_over_hosts_one_server_and_as_many_as_workers_are_compared():
     ] and "-H a:1,b:1,c:1" in commands[0]
 
 
-def test_a_dry_run_counts_samples_without_torch_and_leaves_nothing_behind(tmp_path):
+def test_a_dry_run_counts_samples_without_torch_and_leaves_nothing_behind(tmp_path, monkeypatch):
     options = ["--dataset", ".", "--epochs", "100", "--modes", "single", "--dry-run", "--out", "o"]
     code = (
         "import sys; from hvdtrain.comparing.command import compare\n"
@@ -437,6 +437,9 @@ def test_a_dry_run_counts_samples_without_torch_and_leaves_nothing_behind(tmp_pa
     for words in ("--model ./nosuch.py:build", "--dataset ./nosuch.py:data", "--pretrained no.pt"):
         with pytest.raises(UsageError, match=f"^{words}: there is no such file"):
             invoke(*words.split(), "--dry-run")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "weights.pt").touch()
+    invoke("--pretrained", "~/weights.pt", "--dry-run")
 
 
 # Presets
