@@ -255,10 +255,9 @@ def _adds_modes(before: Mapping[str, str] | None, now: Mapping[str, str] | None)
     others = before.keys() - {"modes"}
     if any(before[name] != now[name] for name in others):
         return False
-    modes_before, modes_now = before["modes"], now["modes"]
-    if not (modes_before and modes_now):
-        return modes_before == modes_now
-    return set(modes_before.split(",")) <= set(modes_now.split(","))
+    if before["modes"] and now["modes"]:
+        return set(before["modes"].split(",")) <= set(now["modes"].split(","))
+    return before["modes"] == now["modes"]
 
 
 class _Sprints(Struct):
@@ -285,18 +284,15 @@ def conducted(folders: Sequence[Path]) -> Conduct:
     disturbed = 0
     measures = set()
     given_threads = set()
-    given = None
     rates: list[FoundRate] = []
     tried: dict[str, Tried] = {}
-    for folder in folders:
-        state = ComparisonState(folder)
+    states = [ComparisonState(folder) for folder in folders]
+    for state in states:
         disturbed += len(state.disturbed)
         rates += state.rates
         measures.add(str(state.experiment.get(DECIDE_BY)))
         threads = state.experiment.get("--threads")
         given_threads.add(threads if type(threads) is int else 0)
-        if len(folders) == 1:
-            given = _plain(state.given)
         for name, entry in state.contenders.items():
             why = entry.get("left_out")
             if why:
@@ -308,6 +304,7 @@ def conducted(folders: Sequence[Path]) -> Conduct:
                 tried[family] = Tried(before.settings + 1, before.seconds + sprints.seconds)
     decided_by = BY_TIME_TO_TARGET if measures == {BY_TIME_TO_TARGET} else BY_SPEED
     threads = given_threads.pop() if len(given_threads) == 1 else 0
+    given = _plain(states[0].given) if len(states) == 1 else None
     return Conduct(
         left_out, disturbed, dict(sorted(tried.items())), rates, decided_by, threads, given
     )

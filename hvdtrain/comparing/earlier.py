@@ -43,7 +43,7 @@ OWN_FOLDERS = (
 )
 _REPORT = ("report.html", "report.md", "results.csv", "verdict.json")
 # Fields that may differ between the runs of a comparison, or that change nothing about a run.
-_APART = {*SPANNED, "mode", "servers", "repeat", "sprint", "threads", "log_every", "timeout"}
+_APART = {*SPANNED, "mode", "servers", "repeat", "sprint", "log_every", "timeout"}
 
 
 def find_finished(folder: Path) -> dict[Hashable, Run]:
@@ -138,10 +138,12 @@ def _difference(made_with: RunConfig, asked: RunConfig) -> str:
     """Returns what differs of two runs with one name."""
     words = []
     for field in dataclasses.fields(RunConfig):
-        before, now = getattr(made_with, field.name), getattr(asked, field.name)
-        if field.name in (*SPANNED, "threads") and before != now:
-            before_in_words, now_in_words = in_words(field, before), in_words(field, now)
-            words.append(f"with {flag(field.name)} {before_in_words}, not {now_in_words}")
+        if field.name not in (*SPANNED, "threads"):
+            continue
+        before = in_words(field, getattr(made_with, field.name))
+        now = in_words(field, getattr(asked, field.name))
+        if before != now:
+            words.append(f"with {flag(field.name)} {before}, not {now}")
     return "; ".join(words) or "on one host, or on several"
 
 
@@ -161,7 +163,6 @@ def experiment(config: RunConfig, sprint_s: float, contenders: Sequence[Planned]
     # The configuration may say `auto`.
     common["--width"] = contenders[0].config.effective_width
     common["--sprint"] = sprint_s
-    common["--threads"] = config.threads or "auto"
     hosts: set[str] = set()
     for run in contenders:
         hosts.update(host.name for host in run.hosts)

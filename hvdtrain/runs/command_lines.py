@@ -123,18 +123,23 @@ def _out(runs: Sequence[Run], longer: str) -> list[str]:
 def _sizes(runs: Sequence[Run], add: Iterable[str]) -> list[str]:
     """Returns the options for modes and for the numbers of workers and servers."""
     kinds = [run.kind for run in runs]
-    # Beside one process `compare` adds rings on one host, which stand for one machine.
-    named = [kind.mode for kind in kinds if not kind.one_machine]
-    machines = ["single"] if any(kind.one_machine for kind in kinds) else []
-    mode_names = dict.fromkeys([*named, *machines, *add])
     workers = sorted({kind.workers for kind in kinds if kind.is_distributed})
     servers = sorted({kind.servers for kind in kinds if kind.servers})
-    words = ["--modes", ",".join(mode_names)]
+    words = ["--modes", _mode_names(runs, add)]
     if workers:
         words += ["--workers", ",".join(map(str, workers))]
     if servers:
         words += ["--servers", ",".join(map(str, servers))]
     return words
+
+
+def _mode_names(runs: Sequence[Run], add: Iterable[str]) -> str:
+    """Returns the value of --modes that names the modes of the runs, and those to add."""
+    kinds = [run.kind for run in runs]
+    # Beside one process `compare` adds rings on one host, which stand for one machine.
+    named = [kind.mode for kind in kinds if not kind.one_machine]
+    machines = ["single"] if any(kind.one_machine for kind in kinds) else []
+    return ",".join(dict.fromkeys([*named, *machines, *add]))
 
 
 def _given_words(given: Mapping[str, str], runs: Sequence[Run], add: Iterable[str]) -> list[str]:
@@ -147,7 +152,7 @@ def _given_words(given: Mapping[str, str], runs: Sequence[Run], add: Iterable[st
     if added and given.get("modes"):
         named["modes"] = ",".join([given["modes"], *added])
     elif added:
-        named["modes"] = ",".join(dict.fromkeys([*(run.kind.mode for run in runs), *added]))
+        named["modes"] = _mode_names(runs, added)
     words = []
     for name, value in named.items():
         if value:
